@@ -11,7 +11,6 @@ them, `config/flags.py`.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,6 @@ __all__ = [
     "add_dummy_option",
     "add_profile_option",
     "at_least",
-    "positive",
     "run",
     "share",
 ]
@@ -47,8 +45,8 @@ def add_profile_option(parser: Any) -> None:
     parser.add_argument("--profile", metavar="STEPS", type=at_least(1), help=PROFILE)
 
 
-def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
-    """The type of a whole number within limits."""
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a whole number from `least` on."""
 
     def whole_number(text: str) -> int:
         try:
@@ -57,19 +55,9 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        if most is not None and value > most:
-            raise argparse.ArgumentTypeError(f"{value} is more than {most}")
         return value
 
     return whole_number
-
-
-def positive(text: str) -> float:
-    """The type of a finite number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
-    return value
 
 
 def share(text: str) -> float:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -38,22 +38,25 @@ def flag(
     names: str = "",
     bare: bool = False,
     group: tuple[str, ...] = (),
+    how: Mapping[str, Any] = {},
     **more: Any,
 ) -> Any:
     """A field of `Flags`. It is on or off if it is a bool, one of several names if it is a Literal.
 
     Args:
-        default: the value where the option is not given. It is not checked: where a validator puts
-            another in place of None, the type is that one's.
+        default: the value where the option is not given; `...`: it must be. It is not checked:
+            where a validator puts another in place of None, the type is that one's.
         shown: what --help calls the value; several names: as many values.
         text: its help; else the field's docstring.
         names: the option's spellings, where these are not the field's name; one without a dash is
             an argument by position. Messages use the first long one.
         bare: without a value it is the first of its Literal.
         group: the title, and a text, of the group of --help that begins here.
+        how: what else argparse takes, such as nargs.
         more: what else pydantic's Field takes, such as `exclude`, from `model_dump`.
     """
     extra: dict[str, Any] = {"names": names.split(), "shown": shown, "bare": bare, "group": group}
+    extra["how"] = how
     return Field(default, description=text, json_schema_extra=extra, **more)
 
 
@@ -63,6 +66,8 @@ class Flags(Group):
     model_config = ConfigDict(strict=False, use_attribute_docstrings=True)
     # Between the words of an option's name.
     joint: ClassVar[str] = "-"
+    # Whether what is on or off takes true or false, and means true without; else --no-NAME is off.
+    switches: ClassVar[bool] = False
 
     @classmethod
     def add_to(cls, parser: Parser) -> None:
@@ -72,9 +77,14 @@ class Flags(Group):
             extra: Any = field.json_schema_extra
             names = extra["names"] or [f"--{name.replace('_', cls.joint)}"]
             group = parser.add_argument_group(*extra["group"]) if extra["group"] else group
-            more: dict[str, Any] = {"default": field.default, "help": field.description}
-            if field.annotation is bool:
-                on = argparse.BooleanOptionalAction if field.default else "store_true"
+            needed = field.is_required()
+            more: dict[str, Any] = {"default": None if needed else field.default, **extra["how"]}
+            more["help"] = field.description
+            if field.annotation is bool and cls.switches:
+                more |= {"nargs": "?", "const": "true", "metavar": "true|false"}
+                more["default"] = str(field.default).lower()
+            elif bool in (field.annotation, *typing.get_args(field.annotation)):
+                on = "store_true" if field.default is False else argparse.BooleanOptionalAction
                 more["action"] = "store_false" if names[0].startswith("--no") else on
             else:
                 choices, shown = _choices(field.annotation), extra["shown"]
@@ -84,9 +94,9 @@ class Flags(Group):
                 if extra["bare"]:
                     more |= {"nargs": "?", "const": choices[0]}
             if names[0].startswith("-"):
-                group.add_argument(*names, dest=name, **more)
+                group.add_argument(*names, dest=name, required=needed, **more)
             else:
-                group.add_argument(name, nargs="?", **more)
+                group.add_argument(name, **({"nargs": None if needed else "?"} | more))
 
     @classmethod
     def parse(cls: type[F], parser: Parser, argv: Sequence[str]) -> F:
@@ -125,7 +135,8 @@ def _with_values(parser: Parser, argv: Sequence[str]) -> list[str]:
     for number, word in enumerate(argv):
         after = "".join(argv[number + 1 : number + 2])
         for action in parser._actions:
-            if action.nargs != "?" or word not in action.option_strings:
+            bare = action.nargs == "?" and action.choices
+            if not bare or word not in action.option_strings:
                 continue
             if Path(after).is_dir() or not nearest(after, action.choices or ()):
                 words[number] = f"{word}={action.const}"

@@ -21,7 +21,7 @@ from libai_projects.engine.check_files import Note
 from libai_projects.weights import monarch
 
 # These keys are whole numbers; the value is the least that each may be. The model's are in
-# models/sizes.py.
+# models/options.py.
 _COUNTS = {
     "train.train_iter": 0,
     "train.start_iter": 0,

@@ -131,9 +131,9 @@ def build_processors(options: GenerationOptions, vocab_size: int) -> list[Proces
         chain.append(no_bad_words(words))
     if options.min_new_tokens is not None and end_ids.size:
         least = options.min_new_tokens
-        chain.append(no_end(end_ids, lambda rows: rows.lengths - rows.prompt_lengths < least))
+        chain.append(forbidden(end_ids, lambda rows: rows.lengths - rows.prompt_lengths < least))
     elif options.min_length and end_ids.size:
-        chain.append(no_end(end_ids, lambda rows: rows.lengths < options.min_length))
+        chain.append(forbidden(end_ids, lambda rows: rows.lengths < options.min_length))
     if options.prefix_allowed_tokens_fn is not None:
         chain.append(allowed_tokens(options.prefix_allowed_tokens_fn, options.num_beams))
     if options.forced_bos_token_id is not None:
@@ -148,7 +148,7 @@ def build_processors(options: GenerationOptions, vocab_size: int) -> list[Proces
         chain.append(length_decay(*options.exponential_decay_length_penalty, end_ids))
     suppressed = as_ids(options.suppress_tokens)
     if (suppressed := suppressed[suppressed < vocab_size]).size:
-        chain.append(no_tokens(suppressed))
+        chain.append(forbidden(suppressed, lambda rows: rows.lengths > 0))
     chain.extend(callers_own(function) for function in options.logits_processor)
     return chain
 
@@ -200,19 +200,11 @@ def no_bad_words(words: Sequence[np.ndarray]) -> Processor:
     return process
 
 
-def no_tokens(tokens: np.ndarray) -> Processor:
-    def process(_rows: Rows, scores: np.ndarray) -> np.ndarray:
-        scores[:, tokens] = -np.inf
-        return scores
-
-    return process
-
-
-def no_end(end_ids: np.ndarray, while_: Callable[[Rows], np.ndarray]) -> Processor:
-    """Forbid the end of the sequences that `while_` says are too short."""
+def forbidden(tokens: np.ndarray, when: Callable[[Rows], np.ndarray]) -> Processor:
+    """Let none of `tokens` follow the sequences that `when` names."""
 
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        scores[np.ix_(while_(rows), end_ids)] = -np.inf
+        scores[np.ix_(when(rows), tokens)] = -np.inf
         return scores
 
     return process

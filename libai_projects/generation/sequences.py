@@ -5,7 +5,7 @@ finished and why, and what is returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from oneflow_accel.errors import UserError
@@ -35,17 +35,11 @@ class Rows:
         return self.ids.shape[1] - self.padding
 
     def select(self, rows: np.ndarray) -> Rows:
-        return Rows(
-            self.ids[rows],
-            self.padding[rows],
-            self.prompt_lengths[rows],
-            self.limits[rows],
-            self.prompts[rows],
-        )
+        return Rows(*(array[rows] for array in vars(self).values()))
 
     def append(self, tokens: np.ndarray) -> Rows:
         ids = np.concatenate([self.ids, tokens[:, None]], axis=1)
-        return Rows(ids, self.padding, self.prompt_lengths, self.limits, self.prompts)
+        return replace(self, ids=ids)
 
 
 def prepare(

@@ -7,7 +7,6 @@ long the next line takes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import logging
@@ -20,12 +19,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 from oneflow_accel import distributed, launched, watchdog
-from oneflow_accel.agree import everywhere, on_rank_0
+from oneflow_accel.agree import everywhere, on_rank_0, plain_values, require_same
 from oneflow_accel.errors import UserError
 
+from libai_projects.engine.check_files import OF_A_MACHINE
 from libai_projects.inference import lockstep
-from libai_projects.inference.jobs import ClosedError, GeneratedText, Job, Problem, Worker
-from libai_projects.inference.options import FOR_CALLERS, limits_of
+from libai_projects.inference.jobs import ClosedError, GeneratedText, Job, NoTextsError, Worker
+from libai_projects.inference.options import (
+    FOR_CALLERS,
+    Command,
+    given_sampling_options,
+    limits_of,
+    parse_options,
+)
+from libai_projects.inference.pipeline import TextGenerationPipeline
 from libai_projects.inference.requests import SEED_BOUND
 from libai_projects.inference.text_pipeline import TextPipeline
 
@@ -46,22 +53,15 @@ def run_and_wait(
     """Submit one prompt and wait for its texts; a refused request is a UserError, a closed
     worker ClosedError. For those who may cancel it, `on_job` is told the job before, and None at
     the end."""
-    ended = threading.Event()
-    outcome: list[Any] = []
-
-    def on_end(texts: list[GeneratedText] | None, problem: Problem | None) -> None:
-        outcome.extend([texts, problem])
-        ended.set()
-
-    job = Job([prompt], options, on_end, on_text)
+    job = Job([prompt], options, on_text)
     on_job(job)
-    worker.submit(job, wait=True)
-    ended.wait()
-    on_job(None)
-    texts, problem = outcome
-    if texts is None:
-        raise UserError(problem.message)
-    return texts
+    try:
+        worker.submit(job, wait=True)
+        return job.texts.result()
+    except NoTextsError as error:
+        raise UserError(str(error)) from error
+    finally:
+        on_job(None)
 
 
 class JsonLines:
@@ -236,23 +236,41 @@ class LivePrinter:
 _READER = "prompts"
 
 
-def run(
-    options: argparse.Namespace, build: Callable[[], TextPipeline], examples: Sequence[str]
-) -> int:
-    """Build the pipeline and do what `options` say, with `examples` where no prompts are given; the
-    exit code. A UserError is the same on every rank."""
+# Options of the command line that TextGenerationPipeline takes as they are.
+_SAME_NAME = {
+    *("config_file", "data_parallel", "tensor_parallel", "pipeline_parallel", "mode", "device"),
+    *("pipeline_stage_id", "pipeline_num_layers", "vocab_file", "merges_file", "tokenizer"),
+    "overrides",
+}
+
+
+def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
+    """What a project's pipeline.py does: the exit code. `config_file` is its own, `examples` are
+    prompts where the command line has none. A UserError is the same on every rank."""
+    options = everywhere(lambda: parse_options(argv))
+    options.config_file = options.config_file or config_file
+    typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
+    require_same(plain_values(typed, (*OF_A_MACHINE, "model", "tokenizer", "host", "overrides")))
     _prepare_streams(needs_input=options.jsonl or options.interactive)
     # A rank that is killed would leave the others in a collective.
     with watchdog.guard():
         if options.jsonl:
             with _StandardOutput() as output:
-                return _jsonl(options, build(), output)
-        pipeline = build()
+                return _jsonl(options, _pipeline(options), output)
+        pipeline = _pipeline(options)
         if options.serve:
             return _serve(options, pipeline)
         if options.interactive:
             return _interactive(options, pipeline)
         return _prompts(options, pipeline, options.prompt or list(examples))
+
+
+def _pipeline(options: Command) -> TextPipeline:
+    return TextGenerationPipeline(
+        model_path=options.model,
+        **options.model_dump(include=_SAME_NAME),
+        **given_sampling_options(options),
+    )
 
 
 def leave(code: int) -> NoReturn:
@@ -277,7 +295,7 @@ def _prepare_streams(*, needs_input: bool) -> None:
         raise UserError("the standard input is closed: give prompts with --prompt, or a pipe")
 
 
-def _prompts(options: argparse.Namespace, pipeline: TextPipeline, prompts: list[str]) -> int:
+def _prompts(options: Command, pipeline: TextPipeline, prompts: list[str]) -> int:
     if options.stream:
         seeds = pipeline.options.seed
         for number, prompt in enumerate(prompts):
@@ -302,7 +320,7 @@ def _stream_one(pipeline: TextPipeline, prompt: str, seed: int, *, first: bool) 
     printer.finish([text.text for text in texts])
 
 
-def _interactive(options: argparse.Namespace, pipeline: TextPipeline) -> int:
+def _interactive(options: Command, pipeline: TextPipeline) -> int:
     worker = Worker(pipeline)
     new_seed = None if options.seed is not None else _new_seed
     terminal = Terminal(worker, stream=options.stream, new_seed=new_seed)
@@ -329,7 +347,7 @@ def _new_seed() -> int:
     return random.SystemRandom().randrange(SEED_BOUND)
 
 
-def _jsonl(options: argparse.Namespace, pipeline: TextPipeline, output: _StandardOutput) -> int:
+def _jsonl(options: Command, pipeline: TextPipeline, output: _StandardOutput) -> int:
     worker = Worker(pipeline)
     lines = JsonLines(worker, output.write_json, stream=options.stream)
     interrupted: list[int] = []
@@ -371,7 +389,7 @@ def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
         raise UserError(problem[0])
 
 
-def _serve(options: argparse.Namespace, pipeline: TextPipeline) -> int:
+def _serve(options: Command, pipeline: TextPipeline) -> int:
     # Imported here: only --serve needs the web libraries.
     from libai_projects.inference.server import Server
 

@@ -44,7 +44,7 @@ class AllowedHosts:
         self._all_addresses = address is not None and address.is_unspecified
         if self._all_addresses:
             self._names.add(_plain(socket.gethostname()))
-        for text in further:
+        for text in filter(None, further):
             name = _plain(text)
             if _PATTERN.fullmatch(name) is None and _address(name) is None:
                 raise UserError(

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,27 +29,27 @@ class ClosedError(Exception):
     """The worker takes no more requests: it is shutting down."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class NoTextsError(Exception):
     """Why a job has no texts: "refused" (a request that cannot be used), "late" (no time was left),
     "cancelled", "closed" (the worker ends) or "failed" (the model), and one sentence."""
 
-    kind: str
-    message: str
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass
 class Job:
-    """One request. The callbacks run in the worker's thread and must not block: `on_text`, see
-    `TextPipeline.generate`, and `on_end`, called once with the texts or with the problem.
-    `deadline` is a time of `time.monotonic()`."""
+    """One request. Its `texts` come, or a NoTextsError. `on_text`, see `TextPipeline.generate`, and
+    callbacks of `texts` run in the worker's thread and must not block. `deadline` is a time of
+    `time.monotonic()`."""
 
     prompts: Sequence[str]
     options: Mapping[str, Any]
-    on_end: Callable[[list[GeneratedText] | None, Problem | None], None]
     on_text: Callable[[int, str], None] | None = None
     deadline: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
+    texts: Future[list[GeneratedText]] = field(default_factory=Future)
 
     def reason_to_stop(self) -> str | None:
         if self.cancelled.is_set():
@@ -145,7 +146,7 @@ class Worker:
         with self._lock:
             while True:
                 if job is not None:
-                    job.on_end(None, Problem("closed", "the server is shutting down"))
+                    job.texts.set_exception(NoTextsError("closed", "the server is shutting down"))
                 try:
                     job = self._jobs.get_nowait()
                 except queue.Empty:
@@ -154,8 +155,9 @@ class Worker:
     def _lead(self, job: Job) -> None:
         reason = job.reason_to_stop()
         if reason is not None:
-            late = Problem("late", "no time was left after waiting: too many asked at once")
-            job.on_end(None, late if reason == "time" else Problem("cancelled", "cancelled"))
+            late = NoTextsError("late", "no time was left after waiting: too many asked at once")
+            cancelled = NoTextsError("cancelled", "cancelled")
+            job.texts.set_exception(late if reason == "time" else cancelled)
             return
         self._running = job
         if self.closing and not self._finish:
@@ -169,17 +171,18 @@ class Worker:
             )
         except UserError as error:
             self._running = None
-            job.on_end(None, Problem("refused", str(error)))
+            job.texts.set_exception(NoTextsError("refused", str(error)))
         except Exception as error:
             self._running = None
-            job.on_end(None, Problem("failed", "the generation failed; the log says why"))
+            said = "the generation failed; the log says why"
+            job.texts.set_exception(NoTextsError("failed", said))
             # Ranks that were not told of a job are not where this one is.
             if not told or isinstance(error, lockstep.OutOfStepError):
                 raise
             logger.exception("a request failed")
         else:
             self._running = None
-            job.on_end(texts, None)
+            job.texts.set_result(texts)
 
     def _follow(self) -> None:
         while True:

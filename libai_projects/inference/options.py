@@ -6,15 +6,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args
 
 from oneflow_accel.errors import UserError
 
-from flow_train.cli import Parser, at_least
+from pydantic import BeforeValidator, Field, create_model, model_validator
+
+from flow_train.cli import Parser
+from flow_train.config.flags import Flags, flag
+from flow_train.config.keys import Above0, Count, Positive
 from libai_projects.engine.checks import Layout
 from libai_projects.generation import GenerationOptions
 from libai_projects.inference.requests import Limits
+from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS
 
 
 def check_stages(stages: Any) -> list[int] | None:
@@ -73,185 +78,101 @@ _FIELDS = GenerationOptions.model_fields
 SAMPLING = tuple(name for name, field in _FIELDS.items() if field.description)
 """The options of generation that have one of the command line."""
 FOR_CALLERS = tuple(name for name in _FIELDS if name not in SAMPLING)
-MODES = ("auto", "huggingface", "libai", "random")
+Mode = Literal["auto", "huggingface", "libai", "random"]
+MODES = get_args(Mode)
+
+# Texts with commas between.
+_APART = BeforeValidator(lambda text: text.split(",") if isinstance(text, str) else text)
 
 
-def build_parser(program: str, generation: Mapping[str, Any], config_file: str) -> Parser:
-    """The parser; --help shows `generation`, the config's own options."""
-    parser = Parser(
-        prog=program,
-        description="Continue prompts with a language model, on one process or on several.",
-        usage="%(prog)s [options] [KEY=VALUE ...]   (in any order)",
-        epilog="KEY=VALUE changes a key of the config, +KEY=VALUE adds one. A single number, as "
-        "in `%(prog)s 1`, is ignored. On several processes: python3 -m oneflow.distributed.launch "
-        "--nproc_per_node N %(prog)s ...; with 4 and nothing said it is tensor 2 x pipeline 2.",
-        allow_abbrev=False,
-    )
-    _add_input(parser)
-    _add_model(parser, config_file)
-    _add_layout(parser)
-    _add_sampling(parser, generation)
-    _add_server(parser)
-    parser.add_argument("rest", nargs="*", metavar="KEY=VALUE", help=argparse.SUPPRESS)
-    return parser
+class Command(Flags):
+    """What has nothing to do with sampling; `Options` has that too."""
 
+    prompt: list[str] | None = flag(
+        None, "TEXT", how={"action": "append"}, group=("what to continue",)
+    )
+    "a prompt; several with one --prompt for each (default: three short examples)"
+    interactive: bool = flag(False, text="ask for prompts, one per line")
+    jsonl: bool = flag(False)
+    """read {"prompt": ..., "id": ..., and options of generation} from each line of the standard
+    input, write one JSON object for each to the standard output; a bad line gets an object with
+    `error`, and the exit code is then 1"""
+    serve: bool = flag(False, text="a web page and a JSON API")
+    stream: bool = flag(False, text="write text as it comes")
+    batch_size: Positive | None = flag(None, "N")
+    "prompts to continue at once (default: all of --prompt)"
 
-def _add_input(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to continue")
-    way = group.add_mutually_exclusive_group()
-    way.add_argument(
-        "--prompt",
-        metavar="TEXT",
-        action="append",
-        help="a prompt; several with one --prompt for each (default: three short examples)",
-    )
-    way.add_argument("--interactive", action="store_true", help="ask for prompts, one per line")
-    way.add_argument(
-        "--jsonl",
-        action="store_true",
-        help='read {"prompt": ..., "id": ..., and options of generation} from each line of the '
-        "standard input, write one JSON object for each to the standard output; a bad line gets "
-        "an object with `error`, and the exit code is then 1",
-    )
-    way.add_argument("--serve", action="store_true", help="a web page and a JSON API")
-    group.add_argument("--stream", action="store_true", help="write text as it comes")
-    group.add_argument(
-        "--batch-size",
-        metavar="N",
-        type=at_least(1),
-        help="prompts to continue at once (default: all of --prompt)",
-    )
+    model: str | None = flag(None, "PATH", group=("model",))
+    """a Hugging Face directory, a LiBai checkpoint or the output folder of a training (default: the
+    config's, which is $MAGICPROMPT_MODEL, for a Llama $LLAMA_MODEL, or where training writes)"""
+    mode: Mode = flag("auto")
+    "what --model is; random: no model, random weights (default: auto, by looking at it)"
+    config_file: str | None = flag(None, "FILE", "config (default: this project's)")
+    vocab_file: str | None = flag(None, "FILE")
+    """vocab.json of the tokenizer (default: $MAGICPROMPT_VOCAB, else ./magicprompt/vocab.json, else
+    the one beside a Hugging Face model)"""
+    merges_file: str | None = flag(None, "FILE")
+    "merges.txt of the tokenizer (default: $MAGICPROMPT_MERGES, else likewise)"
+    tokenizer: str | None = flag(None, "PATH")
+    """a Llama's tokenizer.json or tokenizer.model, or the folder it is in (default:
+    $LLAMA_TOKENIZER, else the one beside a Hugging Face model)"""
+    device: str | None = flag(None, "NAME")
+    "device (default: $ONEFLOW_ACCEL_DEVICE, else the best)"
 
+    tensor_parallel: Positive | None = flag(None, "N", group=("several processes",))
+    "processes that share each layer (default: what the others leave)"
+    pipeline_parallel: Positive | None = flag(None, "N")
+    "stages, each with some of the layers (default: what the others leave)"
+    data_parallel: Positive | None = flag(None, "N")
+    "replicas; all of them do the same work (default: what the others leave)"
+    pipeline_stage_id: Annotated[list[Count], _APART] | None = flag(None, "ID,...")
+    """the stage of each layer, such as 0,0,0,1 for four layers on two stages (default: the same
+    number on each)"""
+    pipeline_num_layers: Positive | None = flag(None, "N")
+    "layers of the model, which it knows itself"
 
-def _add_model(parser: argparse.ArgumentParser, config_file: str) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model",
-        metavar="PATH",
-        help="a Hugging Face directory, a LiBai checkpoint or the output folder of a training "
-        "(default: the config's, which is $MAGICPROMPT_MODEL, for a Llama $LLAMA_MODEL, or where "
-        "training writes)",
-    )
-    group.add_argument(
-        "--mode",
-        choices=MODES,
-        default="auto",
-        help="what --model is; random: no model, random weights (default: auto, by looking at it)",
-    )
-    group.add_argument(
-        "--config-file",
-        metavar="FILE",
-        default=config_file,
-        help="config (default: this project's)",
-    )
-    group.add_argument(
-        "--vocab-file",
-        metavar="FILE",
-        help="vocab.json of the tokenizer (default: $MAGICPROMPT_VOCAB, else "
-        "./magicprompt/vocab.json, else the one beside a Hugging Face model)",
-    )
-    group.add_argument(
-        "--merges-file",
-        metavar="FILE",
-        help="merges.txt of the tokenizer (default: $MAGICPROMPT_MERGES, else likewise)",
-    )
-    group.add_argument(
-        "--tokenizer",
-        metavar="PATH",
-        help="a Llama's tokenizer.json or tokenizer.model, or the folder it is in (default: "
-        "$LLAMA_TOKENIZER, else the one beside a Hugging Face model)",
-    )
-    group.add_argument(
-        "--device", metavar="NAME", help="device (default: $ONEFLOW_ACCEL_DEVICE, else the best)"
+    host: str = flag("127.0.0.1", group=("--serve",))
+    "address to listen at; 0.0.0.0 lets other machines in"
+    port: Annotated[int, Field(ge=0, le=65535)] = flag(8000, text="port; 0: any free one")
+    allowed_hosts: Annotated[list[str], _APART] = flag([], "NAME,...")
+    """names, none by default, that the server is reached by besides localhost and --host, such as
+    prompts.example.com or *.example.com; * for any. Requests under another name, and from pages of
+    another, are refused: they may come from a web site that points its name here (at --host 0.0.0.0
+    every address and this machine's own name are allowed)"""
+    overrides: list[str] = flag(
+        [], "KEY=VALUE", argparse.SUPPRESS, names="overrides", how={"nargs": "*"}
     )
 
-
-def _add_layout(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several processes")
-    for axis, what in {
-        "tensor": "processes that share each layer",
-        "pipeline": "stages, each with some of the layers",
-        "data": "replicas; all of them do the same work",
-    }.items():
-        group.add_argument(
-            f"--{axis}-parallel",
-            metavar="N",
-            type=at_least(1),
-            help=f"{what} (default: what the others leave)",
-        )
-    group.add_argument(
-        "--pipeline-stage-id",
-        metavar="ID,...",
-        type=lambda text: [at_least(0)(part) for part in text.split(",")],
-        help="the stage of each layer, such as 0,0,0,1 for four layers on two stages (default: the "
-        "same number on each)",
-    )
-    group.add_argument(
-        "--pipeline-num-layers",
-        metavar="N",
-        type=at_least(1),
-        help="layers of the model, which it knows itself",
-    )
+    @model_validator(mode="after")
+    def _check(self) -> Command:
+        # A number alone is LiBai's count of devices.
+        self.overrides = [text for text in self.overrides if not text.isdigit()]
+        for text in self.overrides:
+            if "=" not in text:
+                raise ValueError(
+                    f"{text!r} is not understood: a prompt is given as --prompt {text!r}"
+                )
+        ways = [way for way in ("prompt", "interactive", "jsonl", "serve") if getattr(self, way)]
+        if len(ways) > 1:
+            raise ValueError(f"--{ways[1]}: not allowed with --{ways[0]}")
+        if self.mode == "random" and self.model is not None:
+            raise ValueError("--mode random needs no --model: leave one of the two out")
+        if self.batch_size is not None and ways not in ([], ["prompt"]):
+            raise ValueError("--batch-size is for --prompt only")
+        for name in given_sampling_options(self) if self.serve else ():
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} is set by each request to --serve: leave it out")
+        return self
 
 
-def _add_server(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("--serve")
-    group.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen at; 0.0.0.0 lets other machines in (default: %(default)s)",
-    )
-    group.add_argument(
-        "--port", type=_port, default=8000, help="port; 0: any free one (default: %(default)s)"
-    )
-    group.add_argument(
-        "--allowed-hosts",
-        metavar="NAME,...",
-        type=lambda text: [name for name in text.split(",") if name],
-        default=[],
-        help="names that the server is reached by besides localhost and --host, such as "
-        "prompts.example.com or *.example.com; * for any. Requests under another name, and from "
-        "pages of another, are refused: they may come from a web site that points its name here "
-        "(at --host 0.0.0.0 every address and this machine's own name are allowed)",
-    )
-    for name, field in Limits.model_fields.items():
-        in_seconds = field.annotation is float
-        group.add_argument(
-            "--limit-" + name.replace("_", "-"),
-            metavar="S" if in_seconds else "N",
-            type=_seconds if in_seconds else at_least(1),
-            default=field.default,
-            help=f"{field.description} (default: %(default)s)",
-        )
-
-
-def _add_sampling(parser: argparse.ArgumentParser, defaults: Mapping[str, Any]) -> None:
-    """An option for each of SAMPLING; None where it is not given, so that the config decides."""
-    group = parser.add_argument_group("generation")
-    for name in SAMPLING:
-        field = _FIELDS[name]
-        default = defaults.get(name, field.default)
-        flag = "--" + name.replace("_", "-")
-        arguments = {"dest": name, "help": f"{field.description} (default: {_shown(default)})"}
-        if field.annotation is bool:
-            group.add_argument(flag, action=_Switch, **arguments)
-        else:
-            read = _lists if name == "bad_words_ids" else _one_or_several
-            group.add_argument(flag, metavar="N", type=read, **arguments)
-
-
-def given_sampling_options(options: argparse.Namespace) -> dict[str, Any]:
+def given_sampling_options(options: Command) -> dict[str, Any]:
     """The options of generation that the command line named."""
-    given = {name: getattr(options, name, None) for name in SAMPLING}
+    given = {name: getattr(options, name) for name in SAMPLING}
     return {name: value for name, value in given.items() if value is not None}
 
 
-class _Switch(argparse.BooleanOptionalAction):
-    """--name and --no-name, without the default that argparse would add to the help."""
-
-    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, default=None)
-        self.help = help
+def limits_of(options: Command) -> Limits:
+    return Limits(**{name: getattr(options, f"limit_{name}") for name in Limits.model_fields})
 
 
 def _lists(text: str) -> list[tuple[Any, ...]]:
@@ -275,49 +196,62 @@ def _value(text: str) -> Any:
 def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
-    if isinstance(default, tuple | list):
+    if isinstance(default, tuple):
         return ",".join(map(str, default)) or "none"
     return "none" if default is None else str(default)
 
 
-def limits_of(options: argparse.Namespace) -> Limits:
-    return Limits(**{name: getattr(options, f"limit_{name}") for name in Limits.model_fields})
+def _sampling() -> dict[str, Any]:
+    """A field for each of SAMPLING; None where it is not given, so that the config decides."""
+    found: dict[str, Any] = {}
+    for name in SAMPLING:
+        field = _FIELDS[name]
+        default = _shown(DEFAULT_OPTIONS.get(name, field.default))
+        text = f"{field.description} (default: {default})"
+        group = () if found else ("generation",)
+        read = _lists if name == "bad_words_ids" else _one_or_several
+        kind = bool | None if field.annotation is bool else Annotated[Any, BeforeValidator(read)]
+        found[name] = kind, flag(None, "N", text, group=group)
+    return found
 
 
-def parse_options(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+Options = create_model(
+    "Options",
+    __base__=Command,
+    **{
+        f"limit_{name}": (Above0, flag(field.default, "S", field.description))
+        if field.annotation is float
+        else (Positive, flag(field.default, "N", field.description))
+        for name, field in Limits.model_fields.items()
+    },
+    **_sampling(),
+)
+
+
+class _AnyOrder(Parser):
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return self.parse_intermixed_args(args, namespace)
+
+
+def build_parser() -> Parser:
+    parser = _AnyOrder(
+        prog="pipeline.py",
+        description="Continue prompts with a language model, on one process or on several.",
+        usage="%(prog)s [options] [KEY=VALUE ...]   (in any order)",
+        epilog="KEY=VALUE changes a key of the config, +KEY=VALUE adds one. A single number, as "
+        "in `%(prog)s 1`, is ignored. On several processes: python3 -m oneflow.distributed.launch "
+        "--nproc_per_node N %(prog)s ...; with 4 and nothing said it is tensor 2 x pipeline 2.",
+        allow_abbrev=False,
+    )
+    Options.add_to(parser)
+    return parser
+
+
+def parse_options(argv: Sequence[str]) -> Command:
     """Read the command line; `overrides` holds the KEY=VALUE texts.
 
     Raises:
         UserError: an option that does not exist (names the nearest one) or is used wrongly.
         SystemExit: after --help.
     """
-    options = parser.parse_intermixed_args(argv)
-    options.overrides = [text for text in options.rest if not text.isdigit()]
-    for text in options.overrides:
-        if "=" not in text:
-            raise UserError(f"{text!r} is not understood: a prompt is given as --prompt {text!r}")
-    if options.mode == "random" and options.model is not None:
-        raise UserError("--mode random needs no --model: leave one of the two out")
-    if options.batch_size is not None and (options.serve or options.interactive or options.jsonl):
-        raise UserError("--batch-size is for --prompt only")
-    given = given_sampling_options(options)
-    if options.serve and given:
-        flag = "--" + next(iter(given)).replace("_", "-")
-        raise UserError(f"{flag} is set by each request to --serve: leave it out")
-    return options
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
+    return Options.parse(build_parser(), argv)

@@ -1,5 +1,4 @@
-"""A model and its tokenizer by a config, in any parallel layout, that continues prompts: what the
-`pipeline.py` of a project runs."""
+"""A model and its tokenizer by a config, in any parallel layout, that continues prompts."""
 
 from __future__ import annotations
 
@@ -23,16 +22,8 @@ from libai_projects.engine.check_files import OF_A_MACHINE
 from libai_projects.engine.checks import check_model
 from libai_projects.engine.overrides import apply_overrides, load_config
 from libai_projects.generation import GenerationOptions
-from libai_projects.inference import command
-from libai_projects.inference.options import (
-    MODES,
-    build_parser,
-    check_stages,
-    choose_layout,
-    given_sampling_options,
-    parse_options,
-)
-from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS, TextPipeline, Words
+from libai_projects.inference.options import MODES, check_stages, choose_layout
+from libai_projects.inference.text_pipeline import TextPipeline, Words
 from libai_projects.models.families import family_of
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights import monarch
@@ -207,29 +198,3 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
         state = dict(initial_weights(table, {**model_cfg, "vocab_size": real}, cfg.train.seed))
     weights.load_into(model, state, table=table)
     return family.steps(model)
-
-
-# Options of the command line that TextGenerationPipeline takes as they are.
-_SAME_NAME = (
-    *("config_file", "data_parallel", "tensor_parallel", "pipeline_parallel", "mode", "device"),
-    *("pipeline_stage_id", "pipeline_num_layers", "vocab_file", "merges_file", "tokenizer"),
-    "overrides",
-)
-
-
-def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
-    """What a project's pipeline.py does; `config_file` is its own, `examples` are prompts where the
-    command line has none."""
-    parser = build_parser("pipeline.py", DEFAULT_OPTIONS, config_file)
-    options = everywhere(lambda: parse_options(parser, argv))
-    typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
-    require_same(plain_values(typed, (*OF_A_MACHINE, "model", "tokenizer", "host", "overrides")))
-
-    def build() -> TextGenerationPipeline:
-        return TextGenerationPipeline(
-            model_path=options.model,
-            **{name: getattr(options, name) for name in _SAME_NAME},
-            **given_sampling_options(options),
-        )
-
-    return command.run(options, build, examples)

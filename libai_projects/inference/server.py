@@ -21,6 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from string import Template
@@ -38,7 +39,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from libai_projects.inference.connections import AllowedHosts, BoundedProtocol, ConnectionBounds
-from libai_projects.inference.jobs import ClosedError, Job, Problem, QueueFullError, Worker
+from libai_projects.inference.jobs import ClosedError, Job, NoTextsError, QueueFullError, Worker
 from libai_projects.inference.requests import (
     SAMPLING_DEFAULTS,
     Limits,
@@ -67,7 +68,7 @@ HEADERS = {
 # How often a request without streaming looks whether its client is still there, in seconds.
 DISCONNECT_POLL = 0.25
 
-# The answer to a request that was accepted and has no texts, by Problem.kind.
+# The answer to a request that was accepted and has no texts, by NoTextsError.kind.
 _STATUS = {"refused": 422, "failed": 500, "late": 503, "closed": 503, "cancelled": 503}
 
 
@@ -262,19 +263,19 @@ class _Answer:
         self.job = Job(
             prompts=[asked.prompt],
             options=options,
-            on_end=self._on_end,
             on_text=self._on_text if asked.stream else None,
             deadline=arrived + limits.seconds,
         )
+        self.job.texts.add_done_callback(self._on_end)
 
     def _on_text(self, index: int, text: str) -> None:
         self._emit({"type": "text", "index": index, "text": text})
 
-    def _on_end(self, texts: list[GeneratedText] | None, problem: Problem | None) -> None:
-        if problem is not None:
-            self._emit({"type": "error", "error": problem.message, "kind": problem.kind})
-        else:
-            self._emit({"type": "done", "results": [each.as_dict() for each in texts]})
+    def _on_end(self, texts: Future[list[GeneratedText]]) -> None:
+        try:
+            self._emit({"type": "done", "results": [each.as_dict() for each in texts.result()]})
+        except NoTextsError as error:
+            self._emit({"type": "error", "error": str(error), "kind": error.kind})
 
     def _emit(self, event: dict[str, Any]) -> None:
         try:

@@ -11,11 +11,11 @@ from oneflow_accel.errors import UserError
 
 from oneflow import nn
 
-from libai_projects.models import sizes
-from libai_projects.models.gpt2 import options as gpt2
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
+from libai_projects.models.gpt2.options import GPT2Options
 from libai_projects.models.llama import options as llama
 from libai_projects.models.llama.model import LlamaForPreTraining, LlamaStepModel
+from libai_projects.models.options import check_division
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.llama import LLAMA
@@ -35,7 +35,7 @@ class Family:
 
 
 FAMILIES = (
-    Family(GPT2, gpt2.check, GPT2ForPreTraining, GPT2StepModel),
+    Family(GPT2, GPT2Options.checked, GPT2ForPreTraining, GPT2StepModel),
     Family(LLAMA, llama.check, LlamaForPreTraining, LlamaStepModel),
 )
 
@@ -53,7 +53,7 @@ def check_model(target: Any, model: Mapping[str, Any], tensor_parallel_size: int
     """Raise a UserError for options that the model cannot have; of models of others, such as
     LiBai's own GPT, for sizes that do not divide."""
     found = _find(target)
-    (sizes.check if found is None else found.check)(model, tensor_parallel_size)
+    (check_division if found is None else found.check)(model, tensor_parallel_size)
 
 
 def table_of(target: Any) -> Table:

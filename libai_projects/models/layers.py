@@ -18,7 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from oneflow_accel.errors import UserError
 from oneflow_accel.inference.huge_pages import use_huge_pages
 from oneflow_accel.kernels.attention import (
     HIDDEN,
@@ -31,7 +33,7 @@ from oneflow_accel.kernels.monarch import monarch_multiply
 
 import numpy as np
 import oneflow as flow
-from libai.layers import Dropout, Linear, fused_bias_add_dropout
+from libai.layers import Dropout, Linear, TransformerLayer, fused_bias_add_dropout
 from libai.utils import distributed as dist
 from oneflow import nn
 
@@ -86,6 +88,59 @@ def _keep_mask(x: flow.Tensor, p: float) -> flow.Tensor:
         # Else it would overtake a dropout before it that waits for another process.
         flow._oneflow_internal.eager.Sync()
     return flow.rand(*x.shape, dtype=x.dtype, placement=x.placement, sbp=x.sbp) >= p
+
+
+def require_positions(time: int, most: int) -> None:
+    """A UserError for more tokens than positions."""
+    if time > most:
+        raise UserError(
+            f"sequences of {time} tokens, but the model has {most} positions: shorten them, or "
+            "train a model with a larger model.cfg.max_seq_length"
+        )
+
+
+def without_padding(logits: flow.Tensor, real: int) -> flow.Tensor:
+    """Logits (..., vocabulary), sbp [S(0), S(2)], with those from `real` on far below 0: softmax
+    makes padding rows of the vocabulary 0."""
+    if real == logits.shape[-1]:
+        return logits
+    column = flow.arange(
+        logits.shape[-1],
+        dtype=flow.int32,
+        placement=logits.placement,
+        sbp=dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)]),
+    )
+    return logits + (column >= real).to(logits.dtype) * HIDDEN
+
+
+def loss_of_tokens(
+    losses: flow.Tensor, counted: flow.Tensor, labels: flow.Tensor, training: bool
+) -> dict[str, flow.Tensor]:
+    """What LiBai's trainer and evaluation take, of losses in nats and truth values where a token
+    counts: in training {"lm_loss": mean over those}, else {"token_losses", "token_mask"}, shaped as
+    `labels` (batch, time), sbp [S(0), B]."""
+    losses = losses.to_global(sbp=dist.get_hidden_sbp()).reshape(*labels.shape)
+    counted = counted.to(losses.dtype)
+    if not training:
+        return {"token_losses": losses, "token_mask": counted}
+    # The sum over split labels is partial; partial by partial cannot be divided.
+    count = counted.sum().to_global(sbp=dist.get_nd_sbp([flow.sbp.broadcast] * 2))
+    # At least 1; not every device has clamp(min=...).
+    return {"lm_loss": losses.sum() / (count + (count == 0.0).to(count.dtype))}
+
+
+def set_stages(model: nn.Module, first: type[nn.Module], norm: nn.Module, last: Any) -> None:
+    """Say to LiBai's graphs on which pipeline stage each part is: those of type `first` are on the
+    first one, blocks on their layer's, `norm` and those of types `last` on the last."""
+    for part in model.modules():
+        module = part.to(nn.Module)
+        if isinstance(module, first):
+            dist.set_stage(part, 0)
+        elif isinstance(module, TransformerLayer):
+            dist.set_stage(part, module.layer_idx)
+        elif isinstance(module, last):
+            dist.set_stage(part, -1)
+    dist.set_stage(norm, -1)
 
 
 Pair = tuple[flow.Tensor, flow.Tensor]

@@ -7,7 +7,6 @@ part of the text. Memory is bounded by the block and the longest line that is al
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import gzip
 import hashlib
@@ -21,14 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
-from oneflow_accel import command
+from oneflow_accel import command, machine
 from oneflow_accel.errors import DataError
 
 import numpy as np
 
-from flow_train.cli import at_least
+from flow_train.config.flags import Flags, flag
+from flow_train.config.keys import Positive
 from flow_train.data.workers import OrderedPool
 from flow_train.metrics.console import Progress, format_eta
 from libai_projects.text.indexed_dataset import Writer
@@ -77,7 +77,7 @@ def check_files(paths: Sequence[Path]) -> None:
         if not path.is_file():
             raise DataError(f"{path} is no regular file; write it to a file first")
         with _opened(path) as (stream, _):
-            head = _read(path, stream, 4)
+            head = _read(path, stream.read, 4)
         if head.startswith(_WIDE_MARKS):
             raise DataError(
                 f"{path} is UTF-16 or UTF-32 text; convert it with `iconv -f UTF-16 -t UTF-8`"
@@ -113,46 +113,24 @@ def read_blocks(
 def _cut(
     path: Path, stream: BinaryIO, max_line_bytes: int, block_bytes: int
 ) -> Iterator[tuple[bytes, bool]]:
-    """Blocks that end with a line, and whether a block is the beginning of a line too long."""
-    rest = b""
-    while piece := _read(path, stream, block_bytes):
-        rest += piece
-        end = rest.rfind(b"\n") + 1
-        if end:
-            yield from _split_long(rest[:end], max_line_bytes)
-            rest = rest[end:]
-        if len(rest) > max_line_bytes:
-            yield rest[:max_line_bytes], True
-            rest = _after_line(path, stream, block_bytes)
-    if rest:
-        yield from _split_long(rest, max_line_bytes)
-
-
-def _split_long(data: bytes, max_line_bytes: int) -> Iterator[tuple[bytes, bool]]:
-    """Blocks of whole lines, with lines over the limit as blocks of their own."""
-    if len(data) <= max_line_bytes:
-        yield data, False
-        return
-    begin = position = 0
-    while position < len(data):
-        end = data.find(b"\n", position) + 1 or len(data)
-        if end - position > max_line_bytes + 1:
-            if begin < position:
-                yield data[begin:position], False
-            yield data[position : position + max_line_bytes], True
-            begin = end
-        position = end
-    if begin < len(data):
-        yield data[begin:], False
-
-
-def _after_line(path: Path, stream: BinaryIO, block_bytes: int) -> bytes:
-    """Skip to the end of the line; returns what was read of the next ones."""
-    while piece := _read(path, stream, block_bytes):
-        end = piece.find(b"\n")
-        if end >= 0:
-            return piece[end + 1 :]
-    return b""
+    """Blocks of whole lines, and whether a block is the beginning of a line too long."""
+    lines: list[bytes] = []
+    size = 0
+    # One byte more than a line that is allowed, and its end.
+    while line := _read(path, stream.readline, max_line_bytes + 2):
+        too_long = len(line.removesuffix(b"\n")) > max_line_bytes
+        if lines and (too_long or size >= block_bytes):
+            yield b"".join(lines), False
+            lines, size = [], 0
+        if not too_long:
+            lines.append(line)
+            size += len(line)
+            continue
+        yield line[:max_line_bytes], True
+        while line and not line.endswith(b"\n"):
+            line = _read(path, stream.readline, block_bytes)
+    if lines:
+        yield b"".join(lines), False
 
 
 @contextmanager
@@ -170,9 +148,9 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         yield stream, raw
 
 
-def _read(path: Path, stream: BinaryIO, count: int) -> bytes:
+def _read(path: Path, read: Callable[[int], bytes], count: int) -> bytes:
     try:
-        return stream.read(count)
+        return read(count)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{path}: its gzip data is truncated or damaged ({error}); get the file again"
@@ -186,18 +164,6 @@ _DESCRIBED = 10
 
 Encode = Callable[[list[str]], list[list[int]]]
 SplitSentences = Callable[[str], Sequence[str]]
-
-
-@dataclass(frozen=True)
-class BadLine:
-    """A line that gave no document, and why."""
-
-    path: str
-    line: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.reason}"
 
 
 @dataclass
@@ -221,7 +187,7 @@ class EncodedBlock:
     position: int
     empty: int = 0
     bad: int = 0
-    first_bad: list[BadLine] = field(default_factory=list)
+    first_bad: list[str] = field(default_factory=list)
     outputs: dict[str, Documents] = field(default_factory=dict)
 
 
@@ -329,7 +295,7 @@ class BlockEncoder:
     def _note(result: EncodedBlock, number: int, reason: str) -> None:
         result.bad += 1
         if len(result.first_bad) < _DESCRIBED:
-            result.first_bad.append(BadLine(result.path, number, reason))
+            result.first_bad.append(f"{result.path}:{number}: {reason}")
 
 
 def _split_lines(data: bytes) -> Sequence[str | bytes]:
@@ -372,21 +338,15 @@ _KILO = 1000
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """How input files are read.
+class ReadOptions(Flags):
+    """How input files are read, as options of a command."""
 
-    `jsonl` None goes by the files' names; `bad_lines` "skip" counts bad lines, "error" stops at the
-    first; lines above `max_line_bytes` are bad, too; `workers` are processes, 1 is this one;
-    `log_documents` prints a line of progress each time about so many are done, None every 10
-    seconds where there is no bar.
-    """
-
-    jsonl: bool | None = None
-    bad_lines: str = "skip"
-    max_line_bytes: int = LINE_BYTES
-    workers: int = 1
-    log_documents: int | None = None
+    bad_lines: Literal["skip", "error"] = flag("skip", group=("reading and encoding",))
+    """lines that are not UTF-8, not JSON, have no such key, are too long, or have a NUL: count
+    them, or stop"""
+    max_line_bytes: Positive = flag(LINE_BYTES, "N", "a longer line is bad")
+    workers: Positive = flag(machine.cores(), "N", "processes that encode")
+    strip: bool = flag(False, text="take white space off both ends of each text")
 
 
 @dataclass
@@ -427,7 +387,7 @@ class CorpusReport:
     lines: int = 0
     empty: int = 0
     bad: int = 0
-    first_bad: list[BadLine] = field(default_factory=list)
+    first_bad: list[str] = field(default_factory=list)
     outputs: dict[str, OutputCounts] = field(default_factory=dict)
     # By file: how many lines are not empty, and how many of these are bad.
     _of_file: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -464,7 +424,7 @@ class CorpusReport:
             "lines": self.lines,
             "empty": self.empty,
             "bad": self.bad,
-            "first_bad": [str(line) for line in self.first_bad],
+            "first_bad": self.first_bad,
             "outputs": {
                 name: {
                     "documents": counts.documents,
@@ -506,9 +466,14 @@ def write_corpus(
     encoder: BlockEncoder,
     writers: Mapping[str, Writer],
     options: ReadOptions,
+    *,
+    jsonl: bool | None = None,
+    log_documents: int | None = None,
 ) -> CorpusReport:
     """Encode the files in order and give each output's documents to its writer, uncommitted; the
-    datasets do not depend on the number of workers.
+    datasets do not depend on the number of workers. `jsonl` None goes by the files' names;
+    `log_documents` prints a line of progress each time about so many are done, None every 10
+    seconds where there is no bar.
 
     Raises DataError where a file cannot be read, bad lines are an error or most of a file, nothing
     is left, the disk is full, or a worker was killed.
@@ -517,9 +482,9 @@ def write_corpus(
     report = CorpusReport()
     # The workers start before the progress bar, which has a thread.
     with OrderedPool[LineBlock, EncodedBlock](encoder, options.workers, "text") as pool:
-        blocks = read_blocks(paths, jsonl=options.jsonl, max_line_bytes=options.max_line_bytes)
+        blocks = read_blocks(paths, jsonl=jsonl, max_line_bytes=options.max_line_bytes)
         with Progress(-(-sum(sizes) // _KILO), "kB") as progress:
-            said = _Said(progress, report, options.log_documents)
+            said = _Said(progress, report, log_documents)
             for block in pool.map(blocks):
                 report.add(block)
                 if block.bad and options.bad_lines == "error":
@@ -552,16 +517,15 @@ class _Said:
         """Say that `done` bytes of the files are read."""
         progress, report, now = self._progress, self._report, time.monotonic()
         seconds = max(now - self._start, 1e-9)
-        lines = f"{report.lines / seconds:,.0f}"
-        progress.update(
-            done // _KILO - progress.done,
-            **{
-                "lines": f"{report.lines:,}",
-                "lines/s": lines,
-                # Before this step, as the bar's own rate.
-                "MB/s": f"{progress.done / _KILO / seconds:.2f}",
-            },
-        )
+        # Before this step, as the bar's own rate.
+        megabytes = progress.done / _KILO
+        said = {
+            "documents": f"{report.documents:,}",
+            "tokens": f"{report.tokens:,}",
+            "lines/s": f"{report.lines / seconds:,.0f}",
+            "MB/s": f"{megabytes / seconds:.2f}",
+        }
+        progress.update(done // _KILO - progress.done, **said)
         if self._log_documents is None:
             if sys.stderr.isatty() or now - self._last < _LOG_SECONDS:
                 return
@@ -571,11 +535,8 @@ class _Said:
         else:
             # At most once a block, however small the interval is.
             self._next = (report.documents // self._log_documents + 1) * self._log_documents
-        progress.print(
-            f"{report.documents:,} documents, {report.tokens:,} tokens, {lines} lines/s, "
-            f"{progress.done / _KILO / seconds:.2f} MB/s, "
-            f"ETA {format_eta(progress.eta_seconds())}"
-        )
+        words = ", ".join(f"{value} {name}" for name, value in said.items())
+        progress.print(f"{words}, ETA {format_eta(progress.eta_seconds())}")
 
 
 def _nothing(paths: Sequence[Path], report: CorpusReport) -> str:
@@ -585,32 +546,6 @@ def _nothing(paths: Sequence[Path], report: CorpusReport) -> str:
     return (
         f"there is no text in {files}: of {report.lines} lines {report.empty} are empty and "
         f"{report.bad} bad, the first {report.first_bad[0]}"
-    )
-
-
-def add_reading_options(
-    group: argparse._ActionsContainer, *, bad_lines: str, longest: int, workers: int
-) -> None:
-    """The options of `ReadOptions`, with these defaults; `longest` in LINE_BYTES."""
-    group.add_argument(
-        "--bad-lines",
-        choices=("skip", "error"),
-        default=bad_lines,
-        help="lines that are not UTF-8, not JSON, have no such key, are too long, or have a NUL: "
-        "count them, or stop",
-    )
-    group.add_argument(
-        "--max-line-bytes",
-        metavar="N",
-        type=at_least(1),
-        default=longest * LINE_BYTES,
-        help="a longer line is bad",
-    )
-    group.add_argument(
-        "--workers", metavar="N", type=at_least(1), default=workers, help="processes that encode"
-    )
-    group.add_argument(
-        "--strip", action="store_true", help="take white space off both ends of each text"
     )
 
 

@@ -101,7 +101,7 @@ class MMapTokenDataset:
         self.vocab_size = vocab_size
         _check_present(self.prefix)
         index = index_file(self.prefix)
-        self.dtype, sequences, documents = _read_header(index)
+        self.dtype, sequences, documents = read_header(index)
         # Arrays, not views of the file, where the numbers stand at odd addresses. They take 12
         # bytes per sequence and 8 per document, which forked processes share.
         with index.open("rb") as file:
@@ -115,10 +115,7 @@ class MMapTokenDataset:
         wanted, found = self.tokens * self.dtype.itemsize, data.stat().st_size
         if found != wanted:
             how = "truncated" if found < wanted else "too long, or of another dataset"
-            raise DataError(
-                f"{data} has {found:,} bytes, but {index} counts {self.tokens:,} tokens of "
-                f"{self.dtype.itemsize} bytes, which are {wanted:,}: it is {how}. {AGAIN}"
-            )
+            raise _damaged(data, f"is {how}: {found:,} bytes, and {index} counts {wanted:,}")
         # An empty file cannot be mapped. The mapping is held as a plain array: slices of a memmap
         # carry attributes along, which costs more than the reading.
         mapped = np.memmap(data, dtype=self.dtype, mode="r") if found else np.empty(0, self.dtype)
@@ -153,22 +150,33 @@ class MMapTokenDataset:
         return self._ids[start : start + int(length)]
 
     def _check_ids(self, vocab_size: int) -> None:
-        ids = self._ids
-        starts: Sequence[int] = range(0, self.tokens, _PIECE)
-        if len(starts) > _PIECES_TO_CHECK:
-            starts = np.linspace(0, self.tokens - _PIECE, _PIECES_TO_CHECK).astype(int).tolist()
-        for start in starts:
-            piece = ids[start : start + _PIECE]
-            if piece.min() >= 0 and piece.max() < vocab_size:
-                continue
-            at = start + int(np.argmax((piece < 0) | (piece >= vocab_size)))
-            ends = self._pointers // self.dtype.itemsize + self.sizes
-            sequence = int(np.searchsorted(ends, at, side="right"))
-            raise DataError(
-                f"{data_file(self.prefix)}: sequence {sequence} has the id {ids[at]}, the "
-                f"vocabulary ends at {vocab_size - 1}: the file is damaged, or was made with "
-                f"another vocabulary. {AGAIN}, with the --vocab-file and --merges-file of the model"
-            )
+        at = first_outside(self._ids, vocab_size)
+        if at is None:
+            return
+        ends = self._pointers // self.dtype.itemsize + self.sizes
+        sequence = int(np.searchsorted(ends, at, side="right"))
+        what = f"has the id {self._ids[at]} in sequence {sequence}, of a vocabulary that ends at"
+        raise _damaged(
+            data_file(self.prefix),
+            f"{what} {vocab_size - 1}: give the --vocab-file and --merges-file of the model",
+        )
+
+
+def first_outside(ids: np.ndarray, vocab_size: int) -> int | None:
+    """Where an id is that is not of a vocabulary, None if there is none; in many ids only pieces
+    spread over them are looked at."""
+    starts: Sequence[int] = range(0, len(ids), _PIECE)
+    if len(starts) > _PIECES_TO_CHECK:
+        starts = np.linspace(0, len(ids) - _PIECE, _PIECES_TO_CHECK).astype(int).tolist()
+    for start in starts:
+        piece = ids[start : start + _PIECE]
+        if piece.min() < 0 or piece.max() >= vocab_size:
+            return start + int(np.argmax((piece < 0) | (piece >= vocab_size)))
+    return None
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(f"{path} {what}. {AGAIN}")
 
 
 def get_indexed_dataset(
@@ -210,10 +218,7 @@ def _check_present(prefix: str) -> None:
         if path.is_file():
             continue
         if other.is_file():
-            raise DataError(
-                f"{path} does not exist, though {other} does: making the dataset was stopped, or "
-                f"the file was lost. {AGAIN}"
-            )
+            raise _damaged(path, f"does not exist, though {other} does: it was lost, or not made")
         hint = ""
         if Path(prefix).suffix in (".bin", ".idx"):
             hint = f" A prefix has no suffix: {Path(prefix).with_suffix('')}."
@@ -229,7 +234,7 @@ def _check_present(prefix: str) -> None:
         )
 
 
-def _read_header(path: Path) -> tuple[np.dtype, int, int]:
+def read_header(path: Path) -> tuple[np.dtype, int, int]:
     """dtype, number of sequences and length of the document index, matched with the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -240,26 +245,18 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
             'with data_impl="cached", or make it again with --dataset-impl mmap'
         )
     if raw[: len(MAGIC)] != MAGIC[: len(raw)]:
-        raise DataError(
-            f"{path} is not the index of a dataset: it begins with {raw[:9]!r}, not {MAGIC!r}. "
-            f"{AGAIN}"
-        )
+        raise _damaged(path, f"is no dataset's index: it begins with {raw[:9]!r}, not {MAGIC!r}")
     if len(raw) < HEADER.size:
-        raise DataError(
-            f"{path} is truncated: {size} bytes, the header alone has {HEADER.size}. {AGAIN}"
-        )
+        raise _damaged(path, f"is truncated: {size} bytes, the header alone has {HEADER.size}")
     _, version, code, sequences, documents = HEADER.unpack(raw)
     if version != VERSION:
-        raise DataError(f"{path} has version {version} of the format, known is 1. {AGAIN}")
+        raise _damaged(path, f"has version {version} of the format, known is 1")
     if code not in DTYPES or DTYPES[code].kind == "f":
-        raise DataError(f"{path}: dtype code {code} is none for token ids. {AGAIN}")
+        raise _damaged(path, f"has the dtype code {code}, which is not for token ids")
     wanted = HEADER.size + 12 * sequences + 8 * documents
     if size != wanted:
         how = "truncated" if size < wanted else "damaged"
-        raise DataError(
-            f"{path} is {how}: its header says {sequences:,} sequences and {documents:,} document "
-            f"marks, which take {wanted:,} bytes; it has {size:,}. {AGAIN}"
-        )
+        raise _damaged(path, f"is {how}: {size:,} bytes, and its header counts {wanted:,}")
     return DTYPES[code], sequences, documents
 
 
@@ -271,30 +268,42 @@ def _check_index(
         piece = sizes[start : start + _PIECE].astype(np.int64)
         if piece.min() < 0:
             at = start + int(piece.argmin())
-            raise DataError(f"{path}: sequence {at} has {sizes[at]} tokens. {AGAIN}")
+            raise _damaged(path, f"is damaged: sequence {at} has {sizes[at]} tokens")
         ends = np.cumsum(piece) * itemsize + address
         begins = ends - piece * itemsize
         wrong = begins != pointers[start : start + _PIECE]
         if wrong.any():
             at = int(wrong.argmax())
-            raise DataError(
-                f"{path}: sequence {start + at} begins at byte {pointers[start + at]}, but the "
-                f"sequences before it take {begins[at]}. The file is damaged. {AGAIN}"
-            )
+            where = f"begins at byte {pointers[start + at]}, not at {begins[at]}"
+            raise _damaged(path, f"is damaged: sequence {start + at} {where}")
         address = int(ends[-1])
     ordered = len(doc_idx) > 0 and doc_idx[0] == 0 and doc_idx[-1] == len(sizes)
     if not ordered or (np.diff(doc_idx) < 0).any():
-        raise DataError(
-            f"{path}: the {len(doc_idx)} document marks do not run from 0 to {len(sizes)}, the "
-            f"number of sequences. The file is damaged, or its making was stopped. {AGAIN}"
-        )
+        marks = f"its {len(doc_idx)} document marks do not run from 0 to {len(sizes)}"
+        raise _damaged(path, f"is damaged: {marks}, the number of sequences")
 
 
 # Files that libai derives from a dataset and keeps beside it: PREFIX_1024msl_sample_idx.npy ...
 _DERIVED = re.compile(r"_\d+msl_.*\.npy")
 
 
-class DatasetWriter:
+class _Files:
+    """What writers of a dataset share: its two files, first as `.part` files."""
+
+    def __init__(self, prefix: str | os.PathLike[str]) -> None:
+        self.prefix = os.fspath(prefix)
+        self._index, self._data = index_file(prefix), data_file(prefix)
+        self._index_part = self._index.with_name(self._index.name + ".part")
+        self._data_part = self._data.with_name(self._data.name + ".part")
+
+    def _failed(self, error: OSError) -> DataError:
+        return DataError(
+            f"{self.prefix}.bin and .idx cannot be written: {error.strerror}. Nothing was changed; "
+            "check the space and the permissions of the folder, or choose another --output-prefix"
+        )
+
+
+class DatasetWriter(_Files):
     """Writes PREFIX.bin and PREFIX.idx; leaving the context without `commit` takes all away.
 
     Both are written as `.part` files and renamed by `commit`; the index comes last, and without an
@@ -309,10 +318,7 @@ class DatasetWriter:
     def __init__(
         self, prefix: str | os.PathLike[str], dtype: np.dtype, overwrite: bool = False
     ) -> None:
-        self.prefix = os.fspath(prefix)
-        self._index, self._data = index_file(prefix), data_file(prefix)
-        self._index_part = self._index.with_name(self._index.name + ".part")
-        self._data_part = self._data.with_name(self._data.name + ".part")
+        super().__init__(prefix)
         self._dtype = dtype
         self._code = next(code for code, known in DTYPES.items() if known == dtype)
         self._sizes: list[np.ndarray] = []
@@ -432,14 +438,8 @@ class DatasetWriter:
             if path.name.startswith(name) and _DERIVED.fullmatch(path.name[len(name) :]):
                 path.unlink()
 
-    def _failed(self, error: OSError) -> DataError:
-        return DataError(
-            f"{self.prefix}.bin and .idx cannot be written: {error.strerror}. Nothing was changed; "
-            "check the space and the permissions of the folder, or choose another --output-prefix"
-        )
 
-
-class CachedDatasetWriter:
+class CachedDatasetWriter(_Files):
     """LiBai's older format, "lazy" or "cached", by libai's own builder; ids are int32.
 
     It is slow, a tensor for each sequence, and does not wait for the disk: new datasets should be
@@ -449,12 +449,10 @@ class CachedDatasetWriter:
     def __init__(self, prefix: str) -> None:
         from libai.data.data_utils import indexed_dataset
 
-        self.prefix = prefix
-        self._index, self._data = index_file(prefix), data_file(prefix)
-        self._parts = [path.with_name(path.name + ".part") for path in (self._data, self._index)]
+        super().__init__(prefix)
         try:
             self._data.parent.mkdir(parents=True, exist_ok=True)
-            self._builder = indexed_dataset.make_builder(str(self._parts[0]), impl="cached")
+            self._builder = indexed_dataset.make_builder(str(self._data_part), impl="cached")
         except OSError as error:
             raise self._failed(error) from error
 
@@ -462,8 +460,8 @@ class CachedDatasetWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for part in self._parts:
-            part.unlink(missing_ok=True)
+        self._data_part.unlink(missing_ok=True)
+        self._index_part.unlink(missing_ok=True)
 
     def add(self, ids: np.ndarray, sizes: np.ndarray, document_lengths: np.ndarray) -> None:
         sequences = iter(np.split(ids, np.cumsum(sizes[:-1])) if len(sizes) else [])
@@ -478,15 +476,12 @@ class CachedDatasetWriter:
     def commit(self) -> None:
         """Give the files their names, the index last."""
         try:
-            self._builder.finalize(str(self._parts[1]))
-            Path(self._index).unlink(missing_ok=True)
-            os.replace(self._parts[0], self._data)
-            os.replace(self._parts[1], self._index)
+            self._builder.finalize(str(self._index_part))
+            self._index.unlink(missing_ok=True)
+            os.replace(self._data_part, self._data)
+            os.replace(self._index_part, self._index)
         except OSError as error:
             raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> DataError:
-        return DataError(f"{self.prefix}.bin and .idx cannot be written: {error.strerror}")
 
 
 Writer = DatasetWriter | CachedDatasetWriter

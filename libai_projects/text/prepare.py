@@ -8,23 +8,22 @@ writes PREFIX.bin and PREFIX.idx (see `indexed_dataset`), PREFIX.json, which say
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
-from oneflow_accel import machine
 from oneflow_accel.errors import DataError, UserError
 
 from flow_train.cli import Parser
+from flow_train.config.flags import flag
 from libai_projects.text.corpus import (
     BlockEncoder,
     CorpusReport,
     ReadOptions,
-    add_reading_options,
     check_files,
     run_command,
     write_corpus,
@@ -37,71 +36,46 @@ from libai_projects.text.tokenizer import GPT2Tokenizer, Tokenizer, open_tokeniz
 _TRAIN, _VALID = "train", "valid"
 
 
-def build_parser() -> Parser:
-    """The parser of prepare.py."""
-    environment = os.environ.get
-    parser = Parser(
-        prog="prepare.py",
-        description="Make a training dataset from text: one prompt per line, UTF-8.",
+class Options(ReadOptions):
+    """The command line."""
+
+    inputs: list[Path] = flag(
+        ..., "FILE", names="inputs", how={"nargs": "+"}, group=("text, and the dataset made of it",)
     )
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help='text, one prompt per line; or .jsonl, {"text": "..."} per line; gzip or not',
+    'text, one prompt per line; or .jsonl, {"text": "..."} per line; gzip or not'
+    output_prefix: str = flag(
+        os.environ.get("MAGICPROMPT_DATA", "./magicprompt/train/en_train_mmap_text_document"),
+        "PREFIX",
+        "write PREFIX.bin and PREFIX.idx; $MAGICPROMPT_DATA without it",
     )
-    parser.add_argument(
-        "--output-prefix",
-        metavar="PREFIX",
-        default=environment("MAGICPROMPT_DATA", "./magicprompt/train/en_train_mmap_text_document"),
-        help="write PREFIX.bin and PREFIX.idx; $MAGICPROMPT_DATA without it",
+    overwrite: bool = flag(False, text="replace a dataset that is there")
+    vocab_file: str = flag(os.environ.get("MAGICPROMPT_VOCAB", "./magicprompt/vocab.json"), "FILE")
+    "GPT-2's vocab.json; $MAGICPROMPT_VOCAB without it"
+    merges_file: str = flag(
+        os.environ.get("MAGICPROMPT_MERGES", "./magicprompt/merges.txt"), "FILE"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
-    parser.add_argument(
-        "--vocab-file",
-        metavar="FILE",
-        default=environment("MAGICPROMPT_VOCAB", "./magicprompt/vocab.json"),
-        help="GPT-2's vocab.json; $MAGICPROMPT_VOCAB without it",
-    )
-    parser.add_argument(
-        "--merges-file",
-        metavar="FILE",
-        default=environment("MAGICPROMPT_MERGES", "./magicprompt/merges.txt"),
-        help="GPT-2's merges.txt; $MAGICPROMPT_MERGES without it",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="PATH",
-        help="in place of these two: a tokenizer.json, a tokenizer.model, or the folder of one",
-    )
-    parser.add_argument(
-        "--append-eod",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="end each prompt with <|endoftext|>; without it, prompts run into each other",
-    )
-    parser.add_argument(
-        "--validation",
-        metavar="FILE|SHARE",
-        help="also write PREFIX_valid, which training validates on: from this file, or from a "
-        "share such as 0.05 of the prompts",
-    )
-    parser.add_argument("--seed", type=int, default=1234, help="which share --validation takes")
-    parser.add_argument(
-        "--format", choices=("auto", "text", "jsonl"), default="auto", help="of all inputs"
-    )
-    parser.add_argument("--json-key", metavar="KEY", default="text", help="key of the text")
-    add_reading_options(parser, bad_lines="skip", longest=1, workers=machine.cores())
-    parser.add_argument(
-        "--report", metavar="FILE", type=Path, help="also write the counts here, as JSON"
-    )
-    return parser
+    "GPT-2's merges.txt; $MAGICPROMPT_MERGES without it"
+    tokenizer: str | None = flag(None, "PATH")
+    "in place of these two: a tokenizer.json, a tokenizer.model, or the folder of one"
+    append_eod: bool = flag(True)
+    "end each prompt with <|endoftext|>; without it, prompts run into each other"
+    validation: str | None = flag(None, "FILE|SHARE")
+    """also write PREFIX_valid, which training validates on: from this file, or from a share such as
+    0.05 of the prompts"""
+    seed: int = flag(1234, "N", "which share --validation takes")
+    format: Literal["auto", "text", "jsonl"] = flag("auto", None, "of all inputs")
+    json_key: str = flag("text", "KEY", "key of the text")
+    report: Path | None = flag(None, "FILE", "also write the counts here, as JSON")
 
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line says; 0 on success."""
-    arguments = build_parser().parse_args(argv)
+    parser = Parser(
+        prog="prepare.py",
+        description="Make a training dataset from text: one prompt per line, UTF-8.",
+    )
+    Options.add_to(parser)
+    arguments = Options.parse(parser, argv)
     share, validation_file = _validation(arguments.validation)
     check_files([*arguments.inputs, *([validation_file] if validation_file else [])])
     if arguments.tokenizer:
@@ -110,7 +84,6 @@ def run(argv: Sequence[str]) -> int:
         tokenizer = GPT2Tokenizer(arguments.vocab_file, arguments.merges_file)
     dtype = dtype_for_vocabulary(tokenizer.vocab_size)
     jsonl = {"auto": None, "text": False, "jsonl": True}[arguments.format]
-    options = ReadOptions(jsonl, arguments.bad_lines, arguments.max_line_bytes, arguments.workers)
 
     def encoder(name: str, held_out: float) -> BlockEncoder:
         return BlockEncoder(
@@ -124,6 +97,9 @@ def run(argv: Sequence[str]) -> int:
             seed=arguments.seed,
         )
 
+    jobs = [(arguments.inputs, encoder(_TRAIN, share))]
+    if validation_file:
+        jobs.append(([validation_file], encoder(_VALID, 0)))
     started = time.monotonic()
     places = {_TRAIN: arguments.output_prefix}
     if arguments.validation:
@@ -133,9 +109,9 @@ def run(argv: Sequence[str]) -> int:
             name: stack.enter_context(DatasetWriter(place, dtype, arguments.overwrite))
             for name, place in places.items()
         }
-        reports = [write_corpus(arguments.inputs, encoder(_TRAIN, share), writers, options)]
-        if validation_file:
-            reports.append(write_corpus([validation_file], encoder(_VALID, 0), writers, options))
+        reports = [
+            write_corpus(paths, encode, writers, arguments, jsonl=jsonl) for paths, encode in jobs
+        ]
         for name, writer in writers.items():
             if not writer.sequences:
                 raise DataError(

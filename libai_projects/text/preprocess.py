@@ -10,21 +10,22 @@ crashes, --extra-ids is not passed on, and the GPT-2 tokenizer strips each text 
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from flow_train.cli import Parser, UserError, at_least
+from flow_train.cli import Parser, UserError
+from flow_train.config.flags import flag
+from flow_train.config.keys import Positive
 from libai_projects.text.corpus import (
+    LINE_BYTES,
     BlockEncoder,
     ReadOptions,
     SplitSentences,
     Writer,
-    add_reading_options,
     check_files,
     run_command,
     write_corpus,
@@ -37,77 +38,49 @@ from libai_projects.text.indexed_dataset import (
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 
-def build_parser() -> Parser:
-    """The parser of preprocess_data.py: LiBai's options, then ours."""
-    parser = Parser(prog="preprocess_data.py", description="Make LiBai's datasets from JSON lines.")
-    group = parser.add_argument_group("input data")
-    group.add_argument(
-        "--input",
-        nargs="+",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="a JSON object per line; gzip or not",
+class Options(ReadOptions):
+    """LiBai's options after ours, which have other defaults here."""
+
+    bad_lines: Literal["skip", "error"] = flag(
+        "error", group=("not in LiBai's tool but --workers",)
     )
-    group.add_argument(
-        "--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys of the texts"
+    "lines that are not UTF-8, not JSON, have no such key, ...: count them, or stop"
+    max_line_bytes: Positive = flag(16 * LINE_BYTES, "N", "a longer line is bad")
+    workers: Positive = flag(1, "N", "processes that encode")
+
+    input: list[Path] = flag(..., "FILE", how={"nargs": "+"}, group=("input data",))
+    "a JSON object per line; gzip or not"
+    json_keys: list[str] = flag(["text"], "KEY", "keys of the texts", how={"nargs": "+"})
+    split_sentences: bool = flag(False)
+    """a sequence per sentence (with nltk). LiBai 0.1.1 trains GPT-2 on the first sentence of each
+    document only: leave it out for GPT-2"""
+    keep_newlines: bool = flag(False)
+    "with --split-sentences: keep the white space between sentences"
+
+    tokenizer_name: Literal["BertTokenizer", "GPT2Tokenizer", "T5Tokenizer"] = flag(
+        ..., group=("tokenizer",)
     )
-    group.add_argument(
-        "--split-sentences",
-        action="store_true",
-        help="a sequence per sentence (with nltk). LiBai 0.1.1 trains GPT-2 on the first "
-        "sentence of each document only: leave it out for GPT-2",
-    )
-    group.add_argument(
-        "--keep-newlines",
-        action="store_true",
-        help="with --split-sentences: keep the white space between sentences",
-    )
-    group = parser.add_argument_group("tokenizer")
-    group.add_argument(
-        "--tokenizer-name",
-        required=True,
-        choices=("BertTokenizer", "GPT2Tokenizer", "T5Tokenizer"),
-        help="GPT2Tokenizer is ours, the others are LiBai's",
-    )
-    group.add_argument("--vocab-file", metavar="FILE", help="its vocabulary")
-    group.add_argument("--merges-file", metavar="FILE", help="GPT-2's merges.txt")
-    group.add_argument("--do-lower-case", action="store_true", help="for BertTokenizer")
-    group.add_argument(
-        "--extra-ids", type=int, metavar="N", help="sentinel tokens of T5Tokenizer; 100 if not said"
-    )
-    group.add_argument(
-        "--append-eod", action="store_true", help="end each document with the end token"
-    )
-    group.add_argument(
-        "--do-chinese-wwm", action="store_true", help="BertTokenizer: mask whole Chinese words"
-    )
-    group = parser.add_argument_group("output data")
-    group.add_argument(
-        "--output-prefix", required=True, metavar="PREFIX", help="PREFIX_KEY_document.bin, .idx"
-    )
-    group.add_argument(
-        "--dataset-impl",
-        default="mmap",
-        choices=("lazy", "cached", "mmap"),
-        help="file format; lazy and cached are one older format",
-    )
-    group = parser.add_argument_group("runtime")
-    group.add_argument(
-        "--log-interval",
-        type=at_least(1),
-        default=100,
-        metavar="N",
-        help="a line of progress after each N documents, though not more than one in 256 KiB",
-    )
-    group = parser.add_argument_group("not in LiBai's tool, but for --workers")
-    add_reading_options(group, bad_lines="error", longest=16, workers=1)
-    return parser
+    "GPT2Tokenizer is ours, the others are LiBai's"
+    vocab_file: str | None = flag(None, "FILE", "its vocabulary")
+    merges_file: str | None = flag(None, "FILE", "GPT-2's merges.txt")
+    do_lower_case: bool = flag(False, text="for BertTokenizer")
+    extra_ids: int | None = flag(None, "N", "sentinel tokens of T5Tokenizer; 100 if not said")
+    append_eod: bool = flag(False, text="end each document with the end token")
+    do_chinese_wwm: bool = flag(False, text="BertTokenizer: mask whole Chinese words")
+
+    output_prefix: str = flag(..., "PREFIX", group=("output data",))
+    "PREFIX_KEY_document.bin, .idx"
+    dataset_impl: Literal["lazy", "cached", "mmap"] = flag("mmap")
+    "file format; lazy and cached are one older format"
+    log_interval: Positive = flag(100, "N")
+    "a line of progress after each N documents, though not more than one in 256 KiB"
 
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line says; 0 on success."""
-    arguments = build_parser().parse_args(argv)
+    parser = Parser(prog="preprocess_data.py", description="Make LiBai's datasets from JSON lines.")
+    Options.add_to(parser)
+    arguments = Options.parse(parser, argv)
     if arguments.keep_newlines and not arguments.split_sentences:
         raise UserError("--keep-newlines says how --split-sentences splits; give both")
     check_files(arguments.input)
@@ -127,13 +100,6 @@ def run(argv: Sequence[str]) -> int:
             _splitter(keep_space=arguments.keep_newlines) if arguments.split_sentences else None
         ),
     )
-    options = ReadOptions(
-        True,
-        arguments.bad_lines,
-        arguments.max_line_bytes,
-        arguments.workers,
-        arguments.log_interval,
-    )
     print(f"vocabulary: {tokenizer.vocab_size} tokens")
     with ExitStack() as stack:
         writers: dict[str, Writer] = {}
@@ -143,7 +109,14 @@ def run(argv: Sequence[str]) -> int:
             else:
                 writers[key] = CachedDatasetWriter(place)
             stack.push(writers[key])
-        report = write_corpus(arguments.input, encoder, writers, options)
+        report = write_corpus(
+            arguments.input,
+            encoder,
+            writers,
+            arguments,
+            jsonl=True,
+            log_documents=arguments.log_interval,
+        )
         # Rename only when all datasets are complete.
         for each in writers.values():
             each.commit()
@@ -151,7 +124,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _tokenizer(arguments: argparse.Namespace) -> Any:
+def _tokenizer(arguments: Options) -> Any:
     files: Mapping[str, str | None] = {"--vocab-file": arguments.vocab_file}
     if arguments.tokenizer_name == "GPT2Tokenizer":
         files = {**files, "--merges-file": arguments.merges_file}
@@ -182,7 +155,7 @@ def _tokenizer(arguments: argparse.Namespace) -> Any:
         ) from error
 
 
-def _eod_id(arguments: argparse.Namespace, tokenizer: Any) -> int | None:
+def _eod_id(arguments: Options, tokenizer: Any) -> int | None:
     if not arguments.append_eod:
         return None
     found = tokenizer.eod_token_id

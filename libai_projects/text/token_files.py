@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,14 +17,12 @@ from oneflow_accel.errors import DataError, UserError, nearest
 import numpy as np
 
 from flow_train.files import replace_file
-from libai_projects.text.indexed_dataset import _read_header, index_file
+from libai_projects.text.indexed_dataset import first_outside, index_file, read_header
 
 HELD_OUT_SUFFIX = "_valid"
 PACKINGS = ("stream", "documents")
 DTYPES = ("uint16", "uint32")
 _IGNORED = -100
-# Ids are checked in so many pieces of so many, spread over a file.
-_PIECES, _PIECE = 64, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -181,7 +178,7 @@ def _opened(file: Path, dtype: str) -> np.ndarray:
     if said is not None:
         dtype = said.dtype
     elif index.is_file():
-        dtype = _read_header(index)[0].name
+        dtype = read_header(index)[0].name
     size, width = file.stat().st_size, np.dtype(dtype).itemsize
     if size % width or (said is not None and size != said.tokens * width):
         wanted = f"{said.tokens:,} of {width}" if said else f"a multiple of {width}"
@@ -194,15 +191,10 @@ def _opened(file: Path, dtype: str) -> np.ndarray:
 
 
 def _check(file: Path, ids: np.ndarray, vocab_size: int) -> None:
-    starts: Sequence[int] = range(0, len(ids), _PIECE)
-    if len(starts) > _PIECES:
-        starts = np.linspace(0, len(ids) - _PIECE, _PIECES).astype(int).tolist()
-    for start in starts:
-        piece = ids[start : start + _PIECE]
-        if int(piece.max()) >= vocab_size or int(piece.min()) < 0:
-            at = start + int(np.argmax((piece < 0) | (piece >= vocab_size)))
-            raise DataError(
-                f"{file}: token {at} has the id {ids[at]}, and the model's vocabulary ends at "
-                f"{vocab_size - 1}: give --vocab_size=0 to take the data's, and look whether "
-                "--token_dtype is right"
-            )
+    at = first_outside(ids, vocab_size)
+    if at is not None:
+        raise DataError(
+            f"{file}: token {at} has the id {ids[at]}, and the model's vocabulary ends at "
+            f"{vocab_size - 1}: give --vocab_size=0 to take the data's, and look whether "
+            "--token_dtype is right"
+        )

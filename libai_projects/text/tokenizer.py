@@ -44,6 +44,7 @@ _WHERE = (
     "vocab.bpe); name them with --vocab-file and --merges-file, or in MAGICPROMPT_VOCAB and "
     "MAGICPROMPT_MERGES"
 )
+_AGAIN = "the files are truncated or not of one vocabulary; get both again from one place"
 
 
 @lru_cache(maxsize=1)
@@ -65,124 +66,33 @@ def load_vocabulary(
     Reads and checks both files; a UserError where one is missing, truncated or not what its name
     says, or the two do not belong together.
     """
-    ids = _read_ids(vocab_path)
-    merges = _read_merges(merges_path, ids)
-    _check_together(vocab_path, merges_path, ids, merges)
-    return ids, merges
-
-
-def _read_text(path: Path, what: str) -> str:
+    for path in (vocab_path, merges_path):
+        if not path.is_file():
+            raise UserError(f"vocabulary file {path} does not exist. {_WHERE}")
+    both = f"vocabulary {vocab_path} with merges {merges_path}"
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UserError(f"{what} {path} does not exist. {_WHERE}") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{what} {path} is a directory. {_WHERE}") from error
-    except OSError as error:
-        raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
+        ids, merges = models.BPE.read_file(str(vocab_path), str(merges_path))
+        models.BPE(vocab=ids, merges=merges)
+    # The library raises bare exceptions.
+    except Exception as error:
         raise UserError(
-            f"{what} {path} is not UTF-8 text (byte {error.start}): truncated, damaged or another "
-            "kind of file; get it again"
+            f"{both} cannot be read ({error}): one is truncated, another kind of file, or in the "
+            f"other's place; get both again from one place. {_WHERE}"
         ) from error
-
-
-def _read_ids(path: Path) -> dict[str, int]:
-    what = "vocabulary file"
-    text = _read_text(path, what)
-    if text.startswith("#version"):
-        raise UserError(
-            f"{what} {path} is a merges file: the two names are the wrong way round, --vocab-file "
-            "is the .json"
-        )
-    if text.startswith("version https://git-lfs"):
-        raise UserError(f"{what} {path} is a Git LFS pointer, not the file: run `git lfs pull`")
-    try:
-        ids = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{what} {path} is not JSON, line {error.lineno}, column {error.colno} of a file of "
-            f"{len(text)} characters: {error.msg}. It is truncated or another kind of file; get "
-            "it again"
-        ) from error
-    if not isinstance(ids, dict) or not all(type(value) is int for value in ids.values()):
-        hint = ""
-        if isinstance(ids, dict) and "model" in ids:
-            hint = "; it looks like a tokenizer.json, wanted is the vocab.json beside it"
-        raise UserError(f"{what} {path} is not a JSON object of token -> id{hint}")
-    if sorted(ids.values()) != list(range(len(ids))):
-        raise UserError(
-            f"{what} {path}: its {len(ids)} ids are not 0 .. {len(ids) - 1}, each once; the file "
-            "is damaged, get it again"
-        )
-    _check_byte_level(path, ids)
-    return ids
-
-
-def _check_byte_level(path: Path, ids: dict[str, int]) -> None:
-    missing = [byte for character, byte in byte_alphabet().items() if character not in ids]
-    if missing:
-        raise UserError(
-            f"vocabulary file {path} is not of a byte-level BPE: {len(missing)} of the 256 "
-            f"bytes have no token, the first is 0x{missing[0]:02x}. {_WHERE}"
-        )
-    if "a</w>" in ids:
-        raise UserError(
-            f"vocabulary file {path} is CLIP's or of another BPE with end-of-word marks, not "
-            f"GPT-2's. {_WHERE}"
-        )
-    if END_OF_TEXT not in ids:
-        raise UserError(
-            f"vocabulary file {path} has no {END_OF_TEXT}, which ends each text for GPT-2. {_WHERE}"
-        )
-
-
-def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
-    what = "merges file"
-    text = _read_text(path, what)
-    if text.startswith("{"):
-        raise UserError(
-            f"{what} {path} is JSON: the two names are the wrong way round, --merges-file is the "
-            ".txt"
-        )
-    merges: list[tuple[str, str]] = []
-    # Not splitlines(): tokens may hold characters that it takes for the end of a line.
-    for number, line in enumerate(text.split("\n"), start=1):
-        line = line.removesuffix("\r")
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        parts = line.split(" ")
-        if len(parts) != 2 or not all(parts):
-            raise UserError(
-                f"{what} {path}, line {number}: {line[:60]!r} is not two tokens and a space "
-                "between them; the file is truncated or another one, get it again"
-            )
-        left, right = parts
-        for token in (left, right, left + right):
-            if token not in ids:
-                raise UserError(
-                    f"{what} {path}, line {number}: the vocabulary has no token {token!r}; the "
-                    "two files do not belong together, or one is damaged"
-                )
-        merges.append((left, right))
-    return merges
-
-
-def _check_together(
-    vocab_path: Path, merges_path: Path, ids: dict[str, int], merges: list[tuple[str, str]]
-) -> None:
-    made = {left + right for left, right in merges}
-    never = [
-        token
-        for token in ids
-        if token not in made and token not in byte_alphabet() and not _SPECIAL.fullmatch(token)
-    ]
+    count = len(ids)
+    if sorted(ids.values()) != list(range(count)):
+        raise UserError(f"{both}: the {count} ids are not 0 .. {count - 1}, each once; {_AGAIN}")
+    missing = [character for character in (*byte_alphabet(), END_OF_TEXT) if character not in ids]
+    if missing or "a</w>" in ids:
+        what = f"has no token {missing[0]!r}" if missing else "has marks for ends of words, as CLIP"
+        raise UserError(f"{both}: it is not GPT-2's byte-level BPE, as it {what}. {_WHERE}")
+    made = {left + right for left, right in merges} | set(byte_alphabet())
+    never = [token for token in ids if token not in made and not _SPECIAL.fullmatch(token)]
     if never:
         raise UserError(
-            f"merges file {merges_path} makes {len(made)} tokens and leaves {len(never)} of "
-            f"{vocab_path} that nothing makes, such as {never[0]!r}: it is truncated or of another "
-            "vocabulary; get both files again from one place"
+            f"{both}: nothing makes {len(never)} of the tokens, such as {never[0]!r}; {_AGAIN}"
         )
+    return ids, merges
 
 
 class Tokenizer:
@@ -293,8 +203,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         file = Path(path)
-        text = _read_text(file, "tokenizer")
         try:
+            text = file.read_text(encoding="utf-8")
             content = json.loads(text)
             self._library = tokenizers.Tokenizer.from_str(text)
         # The library raises bare exceptions.

@@ -7,17 +7,18 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from oneflow_accel import command
 from oneflow_accel.command import Parser
 from oneflow_accel.errors import UserError
 
-from flow_train.cli import positive
+from flow_train.config.flags import Flags, flag
+from flow_train.config.keys import Above0, Positive
 from libai_projects.weights import huggingface, loading, old_runs
 from libai_projects.weights.folders import check_target, read_json
 from libai_projects.weights.gpt2 import GPT2
@@ -25,84 +26,57 @@ from libai_projects.weights.libai_checkpoints import save_libai
 from libai_projects.weights.llama import LLAMA
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+class Options(Flags):
+    """The command line."""
+
+    source: Path = flag(..., "SRC", "folder to read", names="source")
+    target: Path = flag(..., "DST", "folder to write", names="target")
+    source_kind: Literal["huggingface", "libai", "upstream", "meta"] = flag(..., names="--from")
+    """huggingface: config.json with safetensors or pytorch_model.bin, sharded or not; libai: a
+    checkpoint of LiBai 0.1.1 or this project; upstream: of later LiBai, linear weights (out, in),
+    and the shapes tell these two apart; meta: params.json with consolidated.*.pth"""
+    target_kind: Literal["huggingface", "libai"] = flag(..., names="--to")
+    resumable: Literal["eager", "graph"] | None = flag(None)
+    """of a run's checkpoint, --from libai --to libai: write optimizer and schedule, too, from which
+    LiBai's own trainer goes on in this mode with train.output_dir=DST"""
+    dtype: Literal["float32", "float16", "bfloat16"] = flag("float32", names="--dtype --precision")
+    "of what is written"
+    max_shard_size: Above0 = flag(5.0, "GB")
+    "several files above this, into a Hugging Face DST"
+    partial: bool = flag(False, text="go on without weights that are missing or unfit")
+    force: bool = flag(False, text="replace DST, if it holds weights")
+
+    model: Literal["gpt2", "llama"] | None = flag(
+        None, group=("what a LiBai checkpoint may not tell",)
+    )
+    "default: what config.json says, llama for meta, else gpt2"
+    heads: Positive | None = flag(None, "N", "attention heads")
+    vocab_size: Positive | None = flag(None, "N")
+    "tokens; rows above are padding (default: 50257 if padded)"
+    activation: Literal["gelu_tanh", "gelu"] | None = flag(None)
+    "of a GPT-2 (default: gelu_tanh)"
+
+    vocab_multiple: Positive = flag(128, "N", group=("output",))
+    """pad the vocabulary of a LiBai checkpoint to a multiple of this; 128 is what LiBai makes of it
+    on one process, 1 no padding"""
+    tokenizer: Path | None = flag(None, "DIR")
+    """take vocab.json, merges.txt, tokenizer.json ... from there into a Hugging Face DST (default:
+    SRC, if it is one)"""
+
+
+def parse_arguments(argv: Sequence[str]) -> Options:
     """The command line. UserError: it is wrong."""
     parser = Parser(
         prog="python -m libai_projects.weights.convert",
         description="Convert weights of GPT-2 and Llama between Hugging Face, Meta and LiBai. "
         "Numbers are computed and written in float32 unless --dtype says otherwise.",
     )
-    parser.add_argument("source", type=Path, metavar="SRC", help="folder to read")
-    parser.add_argument("target", type=Path, metavar="DST", help="folder to write")
-    parser.add_argument(
-        "--from",
-        dest="source_kind",
-        choices=loading.MODES,
-        required=True,
-        help="huggingface: config.json with safetensors or pytorch_model.bin, sharded or not; "
-        "libai: a checkpoint of LiBai 0.1.1 or this project; upstream: of later LiBai, linear "
-        "weights (out, in), and the shapes tell these two apart; meta: params.json with "
-        "consolidated.*.pth",
-    )
-    parser.add_argument("--to", dest="target_kind", choices=("huggingface", "libai"), required=True)
-    parser.add_argument(
-        "--resumable",
-        choices=("eager", "graph"),
-        help="of a run's checkpoint, --from libai --to libai: write optimizer and schedule, too, "
-        "from which LiBai's own trainer goes on in this mode with train.output_dir=DST",
-    )
-    parser.add_argument(
-        *("--dtype", "--precision"),
-        choices=huggingface.DTYPES,
-        default="float32",
-        help="default: %(default)s",
-    )
-    parser.add_argument(
-        "--max-shard-size",
-        metavar="GB",
-        type=positive,
-        default=5.0,
-        help="several files above this, into a Hugging Face DST (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--partial", action="store_true", help="go on without weights that are missing or unfit"
-    )
-    parser.add_argument("--force", action="store_true", help="replace DST, if it holds weights")
-    model = parser.add_argument_group("what a LiBai checkpoint may not tell")
-    model.add_argument(
-        "--model",
-        choices=tuple(loading.TABLES),
-        help="default: what config.json says, llama for meta, else gpt2",
-    )
-    model.add_argument("--heads", type=int, help="attention heads")
-    model.add_argument(
-        "--vocab-size", type=int, help="tokens; rows above are padding (default: 50257 if padded)"
-    )
-    model.add_argument(
-        "--activation", choices=("gelu_tanh", "gelu"), help="of a GPT-2 (default: gelu_tanh)"
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--vocab-multiple",
-        type=int,
-        default=128,
-        help="pad the vocabulary of a LiBai checkpoint to a multiple of this (default: "
-        "%(default)s, what LiBai makes of it on one process; 1 for no padding)",
-    )
-    output.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="take vocab.json, merges.txt, tokenizer.json ... from there into a Hugging Face DST "
-        "(default: SRC, if it is one)",
-    )
-    return parser.parse_args(argv)
+    Options.add_to(parser)
+    return Options.parse(parser, argv)
 
 
-def run(options: argparse.Namespace) -> str:
+def run(options: Options) -> str:
     """Convert, and say what was done; a UserError where the source or the target is wrong."""
-    if options.vocab_multiple < 1:
-        raise UserError(f"--vocab-multiple {options.vocab_multiple}: expected at least 1")
     target, source = options.target.resolve(), options.source.resolve()
     if target == source or target in source.parents:
         raise UserError(f"{options.target} is or contains the source; choose another folder")

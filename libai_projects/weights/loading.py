@@ -106,7 +106,12 @@ def read(
     source = Path(path)
     theirs = mode in ("huggingface", "meta")
     if theirs:
-        state, config, generation = _read_theirs(source, mode, table)
+        if mode == "huggingface":
+            state, config, generation = huggingface.read(source, table)
+        elif table is LLAMA:
+            state, config, generation = *read_meta(source), {}
+        else:
+            raise UserError(f"weights of kind 'meta' are a Llama's, not of {table.title}")
         config = {**config, **given}
         check_heads(config, source)
         # The report has the file's own names.
@@ -124,14 +129,6 @@ def read(
         raise UserError(f"{path} has {rows} rows of vocabulary, fewer than {real} tokens")
     state = table.resized(state, real)
     return Loaded(state, {**config, "vocab_size": real}, generation, report)
-
-
-def _read_theirs(path: Path, mode: str, table: Table) -> tuple[State, Config, dict[str, int]]:
-    if mode == "huggingface":
-        return huggingface.read(path, table)
-    if table is not LLAMA:
-        raise UserError(f"weights of kind 'meta' are a Llama's, not of {table.title}")
-    return *read_meta(path), {}
 
 
 def _read_libai(

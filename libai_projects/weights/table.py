@@ -450,27 +450,23 @@ class Report:
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.mis_shaped)
 
-    def __str__(self) -> str:
-        """One line per name, under a heading with the count for each of the three kinds."""
+    def _kinds(self) -> dict[str, list[str]]:
         shapes = [f"{name}: {given}, expected {wanted}" for name, given, wanted in self.mis_shaped]
         kinds = {"missing": self.missing, "unexpected": self.unexpected, "mis-shaped": shapes}
-        lines = []
-        for kind, names in kinds.items():
-            if names:
-                lines += [f"{kind} ({len(names)}):", *(f"  {name}" for name in names)]
-        return "\n".join(lines)
+        return {kind: names for kind, names in kinds.items() if names}
+
+    def __str__(self) -> str:
+        """One line per name, under a heading with the count for each of the three kinds."""
+        return "\n".join(
+            "\n  ".join([f"{kind} ({len(names)}):", *names])
+            for kind, names in self._kinds().items()
+        )
 
     def brief(self) -> str:
         """One line: how many there are of each kind, and the first of them."""
-        kinds = [("missing", self.missing), ("unexpected", self.unexpected)]
-        parts = [f"{len(names)} {kind} (such as {names[0]})" for kind, names in kinds if names]
-        if self.mis_shaped:
-            name, given, wanted = self.mis_shaped[0]
-            parts.append(
-                f"{len(self.mis_shaped)} of another shape (such as {name}: {given}, the model's "
-                f"{wanted})"
-            )
-        return ", ".join(parts)
+        return ", ".join(
+            f"{len(names)} {kind} (such as {names[0]})" for kind, names in self._kinds().items()
+        )
 
 
 class MisfitError(UserError):

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oneflow_accel.distributed import set_value
-from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.attention import (
-    HIDDEN,
     can_drop_weights,
     draw_seed,
     packed_attention,
@@ -34,7 +32,7 @@ from libai.utils import distributed as dist
 from oneflow import nn
 
 from libai_projects.models.gpt2 import options as model_options
-from libai_projects.models.gpt2.options import ACTIVATIONS, ModelOptions
+from libai_projects.models.gpt2.options import ACTIVATIONS, GPT2Options
 from libai_projects.models.layers import (
     LocalLinear,
     Past,
@@ -43,9 +41,13 @@ from libai_projects.models.layers import (
     column_linear,
     drawn_later,
     is_active,
+    loss_of_tokens,
     merge_heads,
+    require_positions,
     row_linear,
+    set_stages,
     split_heads,
+    without_padding,
 )
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.gpt2 import GPT2
@@ -56,7 +58,7 @@ from libai_projects.weights.table import initial_weights
 class GPT2Embedding(nn.Module):
     """Sum of token and position embedding, after dropout; on the first pipeline stage."""
 
-    def __init__(self, options: ModelOptions) -> None:
+    def __init__(self, options: GPT2Options) -> None:
         super().__init__()
         self.token_embeddings = VocabEmbedding(
             options.vocab_size,
@@ -89,7 +91,7 @@ class GPT2Embedding(nn.Module):
         return self.dropout(tokens + self.position_embeddings(positions))
 
 
-def _end_of_branch(options: ModelOptions, part: str, in_features: int, layer_idx: int) -> nn.Module:
+def _end_of_branch(options: GPT2Options, part: str, in_features: int, layer_idx: int) -> nn.Module:
     return row_linear(
         options.monarch_layers().get(part),
         in_features,
@@ -105,7 +107,7 @@ class SelfAttention(nn.Module):
     values are interleaved by head, (heads, 3, head_size), so that a split of that axis keeps
     heads whole."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: GPT2Options, *, layer_idx: int) -> None:
         super().__init__()
         hidden, parts = options.hidden_size, options.monarch_layers()
         self.num_heads, self.head_size = options.num_attention_heads, options.head_size
@@ -148,7 +150,7 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """hidden -> ffn_hidden, GELU, -> hidden, added to the residual."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: GPT2Options, *, layer_idx: int) -> None:
         super().__init__()
         hidden, inner = options.hidden_size, options.ffn_hidden_size
         self.approximate = ACTIVATIONS[options.activation]
@@ -176,7 +178,7 @@ class Block(TransformerLayer):
     """x + Attention(LN(x)), then x + FeedForward(LN(x)); LiBai's graphs know a TransformerLayer as
     the unit of activation checkpointing."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: GPT2Options, *, layer_idx: int) -> None:
         nn.Module.__init__(self)
         self.layer_idx = layer_idx
         hidden, epsilon = options.hidden_size, options.layernorm_epsilon
@@ -197,7 +199,7 @@ class Block(TransformerLayer):
 class Transformer(nn.Module):
     """The blocks and the last layer norm, each on its pipeline stage."""
 
-    def __init__(self, options: ModelOptions) -> None:
+    def __init__(self, options: GPT2Options) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
             [Block(options, layer_idx=index) for index in range(options.num_layers)]
@@ -218,9 +220,9 @@ class GPT2Model(nn.Module):
     names only, so that they are the same in every layout. A wrong option or layout is a
     UserError."""
 
-    def __init__(self, cfg: Mapping[str, Any] | ModelOptions) -> None:
+    def __init__(self, cfg: Mapping[str, Any] | GPT2Options) -> None:
         super().__init__()
-        if not isinstance(cfg, ModelOptions):
+        if not isinstance(cfg, GPT2Options):
             cfg = model_options.from_config(cfg, dist.get_tensor_parallel_size())
         self.options = cfg
         self.embeddings = GPT2Embedding(cfg)
@@ -236,30 +238,12 @@ class GPT2Model(nn.Module):
         They are (batch, time, vocab_size) on the last stage, sbp [S(0), S(2)]; softmax makes those
         of padding rows of the vocabulary 0. More tokens than positions are a UserError.
         """
-        time = input_ids.shape[1]
-        if time > self.options.max_seq_length:
-            raise UserError(
-                f"sequences of {time} tokens, but the model has {self.options.max_seq_length} "
-                "positions: shorten them, or train a model with a larger model.cfg.max_seq_length"
-            )
+        require_positions(input_ids.shape[1], self.options.max_seq_length)
         # Read once: of two reads in a graph, ZeRO and pipeline parallelism would send the
         # variable itself to another process.
         token_weight = self.embeddings.token_embeddings.read_weight()
         hidden = self.transformer(self.embeddings(input_ids, token_weight))
-        logits = self.lm_head(hidden, token_weight)
-        if self.options.real_vocabulary == self.options.vocab_size:
-            return logits
-        return logits + self._padding_penalty(logits)
-
-    def _padding_penalty(self, logits: flow.Tensor) -> flow.Tensor:
-        """(vocab_size,): 0, and HIDDEN at padding rows."""
-        column = flow.arange(
-            self.options.vocab_size,
-            dtype=flow.int32,
-            placement=logits.placement,
-            sbp=dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)]),
-        )
-        return (column >= self.options.real_vocabulary).to(logits.dtype) * HIDDEN
+        return without_padding(self.lm_head(hidden, token_weight), self.options.real_vocabulary)
 
 
 class TokenLosses(nn.Module):
@@ -269,17 +253,12 @@ class TokenLosses(nn.Module):
         super().__init__()
         self.cross_entropy = ParallelCrossEntropyLoss()
 
-    def forward(self, logits: flow.Tensor, labels: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-        """Losses (batch, time) and a mask, 1 where a token counts; both sbp [S(0), B].
-
-        `logits` are (batch, time, vocabulary), sbp [S(0), S(2)]; `labels` (batch, time) int64, of
-        which a negative one does not count and has the loss 0.
-        """
+    def forward(self, logits: flow.Tensor, labels: flow.Tensor) -> dict[str, flow.Tensor]:
+        """See `loss_of_tokens`. `logits` are (batch, time, vocabulary), sbp [S(0), S(2)]; `labels`
+        (batch, time) int64, of which a negative one does not count and has the loss 0."""
         labels = labels.to_global(placement=logits.placement)
-        counted = self.cross_entropy.counted(labels)
         losses = self.cross_entropy(logits, labels)
-        losses = losses.to_global(sbp=dist.get_hidden_sbp()).reshape(*labels.shape)
-        return losses, counted.to(losses.dtype)
+        return loss_of_tokens(losses, self.cross_entropy.counted(labels), labels, self.training)
 
 
 class GPT2ForPreTraining(nn.Module):
@@ -296,34 +275,15 @@ class GPT2ForPreTraining(nn.Module):
     def forward(
         self, input_ids: flow.Tensor, labels: flow.Tensor | None = None
     ) -> dict[str, flow.Tensor]:
-        """(batch, time) int64 ids and labels, the token after each (negative: does not count).
-
-        Returns in training {"lm_loss": mean over the tokens that count}, in evaluation
-        {"token_losses", "token_mask"} of (batch, time), and without labels {"prediction_scores":
-        logits}.
-        """
+        """(batch, time) int64 ids and labels, the token after each (negative: does not count), to
+        what `loss_of_tokens` gives; without labels {"prediction_scores": logits}."""
         logits = self.GPT_model(input_ids)
-        if labels is None:
-            return {"prediction_scores": logits}
-        losses, counted = self.loss_func(logits, labels)
-        if not self.training:
-            return {"token_losses": losses, "token_mask": counted}
-        # The sum over split labels is partial; partial by partial cannot be divided.
-        count = counted.sum().to_global(sbp=dist.get_nd_sbp([flow.sbp.broadcast] * 2))
-        # At least 1; not every device has clamp(min=...).
-        return {"lm_loss": losses.sum() / (count + (count == 0.0).to(count.dtype))}
+        return {"prediction_scores": logits} if labels is None else self.loss_func(logits, labels)
 
     @staticmethod
     def set_pipeline_stage_id(model: nn.Module) -> None:
-        for part in model.modules():
-            module = part.to(nn.Module)
-            if isinstance(module, GPT2Embedding):
-                dist.set_stage(part, 0)
-            elif isinstance(module, Block):
-                dist.set_stage(part, module.layer_idx)
-            elif isinstance(module, (LMLogits, TokenLosses)):
-                dist.set_stage(part, -1)
-        dist.set_stage(model.GPT_model.transformer.layernorm_f, -1)
+        norm = model.GPT_model.transformer.layernorm_f
+        set_stages(model, GPT2Embedding, norm, (LMLogits, TokenLosses))
 
 
 class GPT2StepModel(StepModel):

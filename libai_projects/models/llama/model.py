@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from oneflow_accel.distributed import set_value
-from oneflow_accel.errors import UserError
-from oneflow_accel.kernels.attention import HIDDEN, draw_seed, scaled_dot_product_attention
+from oneflow_accel.kernels.attention import draw_seed, scaled_dot_product_attention
 from oneflow_accel.kernels.loss import linear_cross_entropy, linear_cross_entropy_mean
 from oneflow_accel.kernels.transformer import add_rms_norm, rms_norm, rope, swiglu
 
@@ -28,9 +27,18 @@ from libai.layers import (
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.models.layers import Pair, Past, drawn_later, is_active
+from libai_projects.models.layers import (
+    Pair,
+    Past,
+    drawn_later,
+    is_active,
+    loss_of_tokens,
+    require_positions,
+    set_stages,
+    without_padding,
+)
 from libai_projects.models.llama import options as model_options
-from libai_projects.models.llama.options import ModelOptions
+from libai_projects.models.llama.options import LlamaOptions
 from libai_projects.models.processes import local
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.llama import LLAMA
@@ -40,7 +48,7 @@ IGNORED = -100
 """A label that does not count."""
 
 
-def _split(options: ModelOptions) -> Any:
+def _split(options: LlamaOptions) -> Any:
     """How activations lie between attention and feed-forward network."""
     batch, time = (1, 0) if options.sequence_first else (0, 1)
     over_tensor = flow.sbp.split(time) if options.sequence_parallel else flow.sbp.broadcast
@@ -80,13 +88,11 @@ class RowLinear(Linear):
         return y if self.bias is None else y + dist.read_parameter(self.bias, self.bias_sbp)
 
 
-def _column(
-    options: ModelOptions, inputs: int, outputs: int, layer_idx: int, bias: bool
-) -> ColumnLinear:
+def _column(inputs: int, outputs: int, layer_idx: int, bias: bool) -> ColumnLinear:
     return ColumnLinear(inputs, outputs, bias, "col", drawn_later, layer_idx=layer_idx)
 
 
-def _row(options: ModelOptions, inputs: int, outputs: int, layer_idx: int, bias: bool) -> RowLinear:
+def _row(inputs: int, outputs: int, layer_idx: int, bias: bool) -> RowLinear:
     return RowLinear(inputs, outputs, bias, "row", drawn_later, layer_idx=layer_idx)
 
 
@@ -135,17 +141,17 @@ class RMSNorm(LayerNorm):
 class SelfAttention(nn.Module):
     """Attention whose heads may share keys and values, with rotary position embedding."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: LlamaOptions, *, layer_idx: int) -> None:
         super().__init__()
         hidden, size, bias = options.hidden_size, options.head_size, options.attention_bias
         self.head_size, self.interleaved = size, options.rope_interleaved
         self.time_axis = 0 if options.sequence_first else 1
         self.sbp = _split(options)
         queries, keys = options.num_attention_heads * size, options.num_key_value_heads * size
-        self.q_proj = _column(options, hidden, queries, layer_idx, bias)
-        self.k_proj = _column(options, hidden, keys, layer_idx, bias)
-        self.v_proj = _column(options, hidden, keys, layer_idx, bias)
-        self.o_proj = _row(options, queries, hidden, layer_idx, bias)
+        self.q_proj = _column(hidden, queries, layer_idx, bias)
+        self.k_proj = _column(hidden, keys, layer_idx, bias)
+        self.v_proj = _column(hidden, keys, layer_idx, bias)
+        self.o_proj = _row(queries, hidden, layer_idx, bias)
         self.dropout = Dropout(options.attention_dropout_prob)
 
     def forward(
@@ -188,13 +194,13 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """W_down (silu(W_gate x) W_up x) (Shazeer 2020, "GLU variants improve transformer")."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: LlamaOptions, *, layer_idx: int) -> None:
         super().__init__()
         hidden, inner, bias = options.hidden_size, options.ffn_hidden_size, options.mlp_bias
         self.sbp = _split(options)
-        self.gate_proj = _column(options, hidden, inner, layer_idx, bias)
-        self.up_proj = _column(options, hidden, inner, layer_idx, bias)
-        self.down_proj = _row(options, inner, hidden, layer_idx, bias)
+        self.gate_proj = _column(hidden, inner, layer_idx, bias)
+        self.up_proj = _column(hidden, inner, layer_idx, bias)
+        self.down_proj = _row(inner, hidden, layer_idx, bias)
 
     def forward(self, x: flow.Tensor, past: Past | None = None) -> flow.Tensor:
         """(..., hidden) to the same."""
@@ -208,7 +214,7 @@ class Block(TransformerLayer):
     """Norm and attention, norm and feed-forward network; LiBai's graphs know a TransformerLayer as
     the unit of activation checkpointing."""
 
-    def __init__(self, options: ModelOptions, *, layer_idx: int) -> None:
+    def __init__(self, options: LlamaOptions, *, layer_idx: int) -> None:
         nn.Module.__init__(self)
         self.layer_idx, self.residual_in_fp32 = layer_idx, options.residual_in_fp32
         norm = {"eps": options.rms_norm_epsilon, "dropout": options.output_dropout_prob}
@@ -249,9 +255,9 @@ class LlamaModel(nn.Module):
     on the seed of OneFlow's default generator and their names only, so that they are the same in
     every layout. A wrong option or layout is a UserError."""
 
-    def __init__(self, cfg: Mapping[str, Any] | ModelOptions) -> None:
+    def __init__(self, cfg: Mapping[str, Any] | LlamaOptions) -> None:
         super().__init__()
-        if not isinstance(cfg, ModelOptions):
+        if not isinstance(cfg, LlamaOptions):
             cfg = model_options.from_config(cfg, dist.get_tensor_parallel_size())
         self.options = cfg
         self.rotary = cfg.rotary
@@ -284,11 +290,7 @@ class LlamaModel(nn.Module):
         same sbp, and (vocab_size, hidden), both on the last stage. More tokens than positions are a
         UserError."""
         options, time = self.options, input_ids.shape[1]
-        if time > options.max_seq_length:
-            raise UserError(
-                f"sequences of {time} tokens, but the model has {options.max_seq_length} "
-                "positions: shorten them, or train a model with a larger model.cfg.max_seq_length"
-            )
+        require_positions(time, options.max_seq_length)
         # Read once: of two reads in a graph, ZeRO and pipeline parallelism would send the
         # variable itself to another process.
         head = token_weight = self.token_embeddings.read_weight()
@@ -371,12 +373,8 @@ class LlamaForPreTraining(nn.Module):
         segments: flow.Tensor | None = None,
     ) -> dict[str, flow.Tensor]:
         """(batch, time) int64 ids and labels, the token after each (negative: does not count), and
-        numbers of documents, which do not see each other.
-
-        Returns in training {"lm_loss": mean over the tokens that count}, in evaluation
-        {"token_losses", "token_mask"} of (batch, time), and without labels {"prediction_scores":
-        logits (batch, time, vocab_size)}.
-        """
+        numbers of documents, which do not see each other, to what `loss_of_tokens` gives; without
+        labels {"prediction_scores": logits (batch, time, vocab_size)}."""
         hidden, head = self.llama(input_ids, segments)
         if labels is None:
             return {"prediction_scores": self.loss_func.logits(hidden, head)}
@@ -384,21 +382,13 @@ class LlamaForPreTraining(nn.Module):
 
     @staticmethod
     def set_pipeline_stage_id(model: nn.Module) -> None:
-        for part in model.modules():
-            module = part.to(nn.Module)
-            if isinstance(module, VocabEmbedding):
-                dist.set_stage(part, 0)
-            elif isinstance(module, Block):
-                dist.set_stage(part, module.layer_idx)
-            elif isinstance(module, (Head, TokenLosses)):
-                dist.set_stage(part, -1)
-        dist.set_stage(model.llama.norm, -1)
+        set_stages(model, VocabEmbedding, model.llama.norm, (Head, TokenLosses))
 
 
 class TokenLosses(nn.Module):
     """Cross entropy of each token in nats, without the logits where their columns are whole."""
 
-    def __init__(self, options: ModelOptions) -> None:
+    def __init__(self, options: LlamaOptions) -> None:
         super().__init__()
         self.vocab_size, self.real = options.vocab_size, options.real_vocabulary
         self.cross_entropy = ParallelCrossEntropyLoss()
@@ -419,26 +409,12 @@ class TokenLosses(nn.Module):
         else:
             counted = self.cross_entropy.counted(labels)
             losses = self.cross_entropy(self.logits(hidden, head), labels)
-        losses = losses.to_global(sbp=dist.get_hidden_sbp()).reshape(*labels.shape)
-        counted = counted.to(losses.dtype)
-        if not self.training:
-            return {"token_losses": losses, "token_mask": counted}
-        # The sum over split labels is partial; partial by partial cannot be divided.
-        count = counted.sum().to_global(sbp=dist.get_nd_sbp([flow.sbp.broadcast] * 2))
-        return {"lm_loss": losses.sum() / count.clamp(min=1.0)}
+        return loss_of_tokens(losses, counted, labels, self.training)
 
     def logits(self, hidden: flow.Tensor, head: flow.Tensor) -> flow.Tensor:
         """(batch, time, vocab_size), sbp [S(0), S(2)]; those of padding rows are far below 0."""
         logits = flow._C.matmul(hidden.to_global(grad_sbp=hidden.sbp), head, transpose_b=True)
-        if self.real == self.vocab_size:
-            return logits
-        column = flow.arange(
-            self.vocab_size,
-            dtype=flow.int32,
-            placement=logits.placement,
-            sbp=dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)]),
-        )
-        return logits + (column >= self.real).to(logits.dtype) * HIDDEN
+        return without_padding(logits, self.real)
 
 
 class LlamaStepModel(StepModel):

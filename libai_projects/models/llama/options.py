@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 from oneflow_accel.errors import UserError
 
-from libai_projects.models import sizes
+from flow_train.config.keys import Amount, Count, Positive
 from libai_projects.models.llama.rotary import Rotary
+from libai_projects.models.options import ModelOptions
 
-_REQUIRED = ("num_layers", "vocab_size", "hidden_size", "num_attention_heads")
 
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """A Llama's sizes and switches, named as in `cfg.model.cfg`; null where a rule gives the value.
+class LlamaOptions(ModelOptions, frozen=True):
+    """A Llama's options; null where a rule gives the value.
 
     `ffn_hidden_size` null is 8 / 3 of hidden_size, rounded up to a multiple of 256.
     `num_key_value_heads` heads of keys and values (null: as many as of queries) are shared by the
@@ -25,40 +22,24 @@ class ModelOptions:
     branches in float32 under mixed precision. `sequence_first` gives activations (time, batch,
     hidden). `sequence_parallel` splits them along the time between attention and feed-forward
     network over tensor parallelism (Korthikanti et al. 2022, section 4.2.2). `pad_token_id` is a
-    token whose embedding begins as 0. `vocab_size` counts padding rows, which begin at
-    `vocab_size_real`.
+    token whose embedding begins as 0.
     """
 
-    num_layers: int
-    vocab_size: int
-    hidden_size: int
-    num_attention_heads: int
-    ffn_hidden_size: int | None = None
-    num_key_value_heads: int | None = None
-    head_size: int | None = None
-    max_seq_length: int = 2048
-    embedding_dropout_prob: float = 0.0
-    attention_dropout_prob: float = 0.0
-    output_dropout_prob: float = 0.0
-    rms_norm_epsilon: float = 1e-5
+    ffn_hidden_size: Positive | None = None
+    num_key_value_heads: Positive | None = None
+    head_size: Positive | None = None
+    max_seq_length: Positive = 2048
+    rms_norm_epsilon: Amount = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: Any = None
     rope_interleaved: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
-    initializer_range: float = 0.02
-    use_scaled_init_for_output_weights: bool = True
     residual_in_fp32: bool = True
     sequence_first: bool = False
     sequence_parallel: bool = False
-    pad_token_id: int | None = None
-    amp_enabled: bool = False
-    vocab_size_real: int | None = None
-
-    @property
-    def real_vocabulary(self) -> int:
-        return self.vocab_size if self.vocab_size_real is None else self.vocab_size_real
+    pad_token_id: Count | None = None
 
     @property
     def rotary(self) -> Rotary:
@@ -72,30 +53,25 @@ def default_ffn_hidden_size(hidden_size: int) -> int:
     return -(-int(8 * hidden_size / 3) // 256) * 256
 
 
-def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> ModelOptions:
-    """Read the model's options. Keys of others in `cfg.model.cfg` are left alone. A UserError says
-    which option is missing or impossible."""
+def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> LlamaOptions:
+    """Read the model's options. UserError: as `check`, and for a vocabulary that does not fit."""
     options = check(cfg, tensor_parallel_size)
-    sizes.check_vocabulary(vars(options))
+    options.check_vocabulary()
     return options
 
 
-def check(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> ModelOptions:
-    """The same of a config whose vocabulary is not settled yet."""
-    missing = [name for name in _REQUIRED if cfg.get(name) is None]
-    if missing:
-        raise UserError(f"model.cfg lacks {', '.join(missing)}")
-    sizes.check(cfg, tensor_parallel_size)
-    names = {field.name for field in fields(ModelOptions)}
-    given = {str(name): cfg[name] for name in cfg if name in names}
-    for name, value in {
-        "ffn_hidden_size": default_ffn_hidden_size(given["hidden_size"]),
-        "num_key_value_heads": given["num_attention_heads"],
-        "head_size": given["hidden_size"] // given["num_attention_heads"],
-    }.items():
-        if given.get(name) is None:
-            given[name] = value
-    options = ModelOptions(**given)
+def check(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> LlamaOptions:
+    """The same of a config whose vocabulary is not settled yet. UserError: as
+    `ModelOptions.checked`, and for positions that the model cannot have."""
+    options = LlamaOptions.checked(cfg, tensor_parallel_size)
+    width, heads = options.hidden_size, options.num_attention_heads
+    rules = {
+        "ffn_hidden_size": default_ffn_hidden_size(width),
+        "num_key_value_heads": heads,
+        "head_size": width // heads,
+    }
+    unsaid = {name: value for name, value in rules.items() if getattr(options, name) is None}
+    options = options.model_copy(update=unsaid)
     if options.head_size % 2:
         raise UserError(
             f"heads of {options.head_size} numbers do not split into pairs for rotary embedding: "

@@ -8,7 +8,6 @@ OUTPUT/TABLE.md, .csv and .png hold the result, OUTPUT/TABLE/ROW what a row's pr
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -109,7 +108,7 @@ class Result:
 SDPA = Result(note="n/a (PyTorch's own operator)")
 
 
-def run(flags: argparse.Namespace, argv: Sequence[str], runner: Runner | None = None) -> int:
+def run(flags: flag_table.Options, argv: Sequence[str], runner: Runner | None = None) -> int:
     """Run the rows of table `flags.ablate` that are not finished in `flags.output_dir`, write and
     print the table.
 
@@ -228,7 +227,7 @@ def switches(table: str, row: str) -> dict[str, bool] | None:
 
 
 def row_argv(
-    table: str, row: str, flags: argparse.Namespace, argv: Sequence[str], turn: int = 1
+    table: str, row: str, flags: flag_table.Options, argv: Sequence[str], turn: int = 1
 ) -> list[str]:
     """The command line of a row: the user's, then what the row sets, as the last one counts."""
     before, ours = ["", *argv], ("--ablate", "--turns")
@@ -347,7 +346,7 @@ def draw(rows: Sequence[diary.Row], results: Mapping[str, Result], title: str, p
     save_figure(figure, path)
 
 
-def _check(flags: argparse.Namespace, argv: Sequence[str]) -> None:
+def _check(flags: flag_table.Options, argv: Sequence[str]) -> None:
     if launched.launched():
         raise UserError("--ablate starts a process for each row: run it without a launcher")
     theirs = sorted(_typed(argv) & {f"--{flag}" for flag in (*flag_table.FUSED, "attn_impl")})
@@ -364,7 +363,7 @@ def _typed(argv: Sequence[str]) -> set[str]:
     return {text.split("=")[0] for text in argv}
 
 
-def _tokens(flags: argparse.Namespace) -> str:
+def _tokens(flags: flag_table.Options) -> str:
     steps = flag_table.accumulation_steps(flags)
     batch, length = flags.batch_size, flags.max_seq_len
     return (
@@ -374,7 +373,7 @@ def _tokens(flags: argparse.Namespace) -> str:
     )
 
 
-def _switched_off(flags: argparse.Namespace, from_environment: str) -> list[str]:
+def _switched_off(flags: flag_table.Options, from_environment: str) -> list[str]:
     """What is off in all rows, and what would be if the environment counted."""
     lines = [f"switched off in each row, by --disable: {flags.disable}"] if flags.disable else []
     # pretrain.py has set the variable by the flags.
@@ -385,7 +384,7 @@ def _switched_off(flags: argparse.Namespace, from_environment: str) -> list[str]
     return lines
 
 
-def _peak(path: Path, machine: str, flags: argparse.Namespace, backend: Backend) -> float:
+def _peak(path: Path, machine: str, flags: flag_table.Options, backend: Backend) -> float:
     """TFLOP/s, stated or measured, but once: rows that are run later have the same."""
     dtype = "bfloat16" if flags.precision == "float32-bf16-products" else flags.precision
     saved, of = process.noted(path), f"{machine}, {dtype}"

@@ -8,7 +8,6 @@ compared with real runs by `python -m benchmarks.memory`.
 
 from __future__ import annotations
 
-import argparse
 import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
@@ -21,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flow_train.metrics.work import FLOAT32, adamw_states, training_flops
-from libai_projects.models.llama import options as model_options
-from libai_projects.models.llama.options import ModelOptions
+from libai_projects.models.llama.options import LlamaOptions, from_config
 from libai_projects.projects.Llama import diary
 from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.weights.llama import LLAMA
@@ -91,16 +89,11 @@ _CATEGORIES = {
     "token_embeddings": "embedding",
     "lm_head": "head",
 }
-# Flags that change memory or time in ways that are not counted here, and what leaves all as it is.
-_LEFT_OUT = {
-    "tensor_parallel": 1,
-    "pipeline_parallel": 1,
-    "zero_stage": 0,
-    "recompute": False,
-    "graph": False,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
+# Flags that change memory or time in ways that are not counted here.
+_LEFT_OUT = (
+    *("tensor_parallel", "pipeline_parallel", "zero_stage", "recompute", "graph", "dropout"),
+    "attention_dropout",
+)
 # Of cross_entropy.cpp: logits that exist at a time.
 CPU_LOGITS = 72 * _MIB
 
@@ -110,23 +103,18 @@ class Job:
     """What is trained, `batch` sequences at a time and `steps` times for an update, with the
     operations `off` as plain operators."""
 
-    options: ModelOptions
+    options: LlamaOptions
     batch: int
     steps: int
     off: frozenset[str]
 
     @classmethod
-    def of(cls, flags: argparse.Namespace) -> Job:
+    def of(cls, flags: flag_table.Options) -> Job:
         """UserError: sizes that no model has."""
         if flags.vocab_size < 1:
             raise UserError(f"--vocab_size={flags.vocab_size}: --estimate reads no data; say it")
-        names = ["num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"]
-        names += ["attention_bias", "tie_word_embeddings", "residual_in_fp32"]
-        cfg = {name: getattr(flags, name) for name in names}
-        cfg["vocab_size"] = flag_table.padded_vocabulary(flags)
-        cfg["ffn_hidden_size"] = flag_table.ffn_hidden_size(flags)
-        cfg["max_seq_length"] = flags.max_seq_len
-        options = model_options.from_config(cfg)
+        settings = flag_table.settings(flags).items()
+        options = from_config({key.removeprefix("model.cfg."): value for key, value in settings})
         off = frozenset(flag_table.disabled(flags))
         return cls(options, flags.batch_size, flag_table.accumulation_steps(flags), off)
 
@@ -348,7 +336,7 @@ def _blocks(sizes: Iterable[int]) -> int:
     return total
 
 
-def report(flags: argparse.Namespace) -> None:
+def report(flags: flag_table.Options) -> None:
     """Print it all. UserError: an unknown --gpu, or sizes that no model has."""
     gpu, job = gpu_named(flags.gpu), Job.of(flags)
     of_diary = diary.FLOPS_PER_TOKEN, diary.TOKENS, 4096
@@ -359,7 +347,8 @@ def report(flags: argparse.Namespace) -> None:
     _print_times(job, gpu, flags.gpu, shown)
     title = "Peak of a process on a CPU, float32 and eager, predicted"
     rows = ((name, f"{size / 1e6:,.0f}") for name, size in cpu_peak(job).items())
-    given = [f"--{name}" for name, plain in _LEFT_OUT.items() if getattr(flags, name) != plain]
+    plain = flag_table.Options.model_fields
+    given = [f"--{name}" for name in _LEFT_OUT if getattr(flags, name) != plain[name].default]
     text = f"Left out of account: {', '.join(given)}.\n" if given else ""
     _print(title, ("", "MB"), rows, text)
     _print_diary()

@@ -27,14 +27,14 @@ except ImportError as error:
     )
 from oneflow_accel.command import run
 
-from libai_projects.inference import command, pipeline
+from libai_projects.inference import command
 
 CONFIG_FILE = str(Path(__file__).resolve().parent / "configs" / "llama_inference.py")
 EXAMPLES = ("Once upon a time", "The capital of France is", "a cute pig")
 
 
 def main(argv: Sequence[str]) -> int:
-    return pipeline.main(argv, CONFIG_FILE, EXAMPLES)
+    return command.main(argv, CONFIG_FILE, EXAMPLES)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ from libai_projects.text import token_files
 CONFIG_FILE = str(Path(__file__).resolve().parent / "configs" / "llama_pretraining.py")
 
 
-def arguments_of(flags: argparse.Namespace) -> list[str]:
+def arguments_of(flags: flag_table.Options) -> list[str]:
     """What tools/train_net.py is called with."""
     arguments = ["--config-file", CONFIG_FILE, *flag_table.overrides(flags)]
     if flags.resume:
@@ -71,7 +70,7 @@ def arguments_of(flags: argparse.Namespace) -> list[str]:
     return arguments
 
 
-def describe(flags: argparse.Namespace, cfg: DictConfig) -> list[str]:
+def describe(flags: flag_table.Options, cfg: DictConfig) -> list[str]:
     """The first lines of a run: tokens per iteration, and what of the model is not as typed."""
     batch, length = flags.batch_size, flags.max_seq_len
     steps = flag_table.accumulation_steps(flags)
@@ -95,7 +94,7 @@ def describe(flags: argparse.Namespace, cfg: DictConfig) -> list[str]:
     return lines
 
 
-def complete(flags: argparse.Namespace) -> None:
+def complete(flags: flag_table.Options) -> None:
     """Fill in what the data say, vocabulary and padding token, and what each process does."""
     sharing = flags.tensor_parallel * flags.pipeline_parallel
     processes = max(distributed.world_size() // sharing, 1)
@@ -110,7 +109,7 @@ def complete(flags: argparse.Namespace) -> None:
         raise UserError("--vocab_size=0 takes the data's, which have no .json that says it")
 
 
-def settled(argv: Sequence[str]) -> argparse.Namespace:
+def settled(argv: Sequence[str]) -> flag_table.Options:
     """The flags, and a device that can do what they ask for, or none for a text without a run."""
     flags = flag_table.parse(argv)
     # Each of several processes and each loader worker sees these.

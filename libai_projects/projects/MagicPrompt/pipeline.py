@@ -27,7 +27,7 @@ except ImportError as error:
     )
 from oneflow_accel.command import run
 
-from libai_projects.inference import command, pipeline
+from libai_projects.inference import command
 from libai_projects.inference.pipeline import TextGenerationPipeline
 
 __all__ = ["CONFIG_FILE", "EXAMPLES", "MagicPromptPipeline", "TextGenerationPipeline", "main"]
@@ -39,7 +39,7 @@ MagicPromptPipeline = TextGenerationPipeline
 
 
 def main(argv: Sequence[str]) -> int:
-    return pipeline.main(argv, CONFIG_FILE, EXAMPLES)
+    return command.main(argv, CONFIG_FILE, EXAMPLES)
 
 
 if __name__ == "__main__":

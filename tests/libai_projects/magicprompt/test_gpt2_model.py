@@ -161,10 +161,13 @@ def test_more_tokens_than_positions_is_an_error() -> None:
     ("options", "text"),
     [
         ({"num_attention_heads": 5}, "hidden_size=64 does not divide by .*num_attention_heads=5"),
-        ({"activation": "relu"}, "activation='relu' is not one of gelu_tanh, gelu"),
+        ({"activation": "relu"}, "activation='relu': it must be gelu_tanh or gelu"),
         ({"vocab_size_real": 97}, "vocab_size_real=97 does not fit model.cfg.vocab_size=96"),
-        ({"output_dropout_prob": 1.0}, r"output_dropout_prob=1.0 is not in \[0, 1\)"),
-        ({"num_layers": None}, "model.cfg lacks num_layers"),
+        (
+            {"output_dropout_prob": 1.0},
+            "output_dropout_prob=1.0: it must be a number of at least 0",
+        ),
+        ({"num_layers": None}, "model.cfg.num_layers is not set"),
     ],
 )
 def test_an_impossible_option_is_an_error(options: dict[str, object], text: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from pipeline_fakes import TEXT, fake_pipeline
 
 from libai_projects.inference.connections import AllowedHosts
-from libai_projects.inference.jobs import Job, Problem, Worker
+from libai_projects.inference.jobs import Job, Worker
 from libai_projects.inference.requests import Limits
 from libai_projects.inference.server import create_app
 
@@ -232,12 +232,11 @@ def test_a_job_that_the_other_processes_cannot_be_told_of(
     """Whoever asked hears of it, and the server ends: the others wait for what never comes."""
     worker = Worker(fake_pipeline(tmp_path))
     monkeypatch.setattr(worker, "_tell", Mock(side_effect=RuntimeError("a process has ended")))
-    on_end = Mock()
-    worker.submit(Job(["a"], {}, on_end))
+    job = Job(["a"], {})
+    worker.submit(job)
     with pytest.raises(RuntimeError, match="has ended"):
         worker.run()
-    ((texts, problem),) = (call.args for call in on_end.call_args_list)
-    assert (texts, problem.kind) == (None, "failed")
+    assert job.texts.exception().kind == "failed"
 
 
 def test_shutting_down_answers_everyone(serve: Callable) -> None:
@@ -278,15 +277,9 @@ def test_a_failing_model_does_not_end_the_server(serve: Callable) -> None:
 
 def test_a_job_cancelled_or_late_before_its_turn_is_not_run(serve: Callable) -> None:
     running = serve()
-    outcome: list[Any] = []
-
-    def on_end(texts: Any, problem: Problem | None) -> None:
-        outcome.append((texts, problem and problem.kind))
-
-    job = Job(["a"], {}, on_end)
-    job.cancelled.set()
-    running.worker.submit(job)
-    running.worker.submit(Job(["a"], {}, on_end, deadline=time.monotonic() - 1))
-    wait_until(lambda: len(outcome) == 2)
-    assert outcome == [(None, "cancelled"), (None, "late")]
+    cancelled, late = Job(["a"], {}), Job(["a"], {}, deadline=time.monotonic() - 1)
+    cancelled.cancelled.set()
+    for job in (cancelled, late):
+        running.worker.submit(job)
+    assert [job.texts.exception(10).kind for job in (cancelled, late)] == ["cancelled", "late"]
     assert running.model.steps == 0

@@ -34,18 +34,11 @@ def test_rank_0_tells_the_others(
     monkeypatch.setattr(jobs, "on_rank_0", lambda action: told.append(action()))
     monkeypatch.setattr(lockstep, "HEARTBEAT_SECONDS", 0.15)
     worker = Worker(fake_pipeline(tmp_path))
-    ended = threading.Event()
-    outcome: list[Any] = []
-
-    def on_end(texts: Any, problem: Any) -> None:
-        outcome.append(texts)
-        ended.set()
-
     thread = threading.Thread(target=worker.run)
     thread.start()
-    worker.submit(Job(["x"], {"max_new_tokens": 3}, on_end))
-    assert ended.wait(5)
-    assert outcome[0][0].text == "x" + TEXT[:3]
+    job = Job(["x"], {"max_new_tokens": 3})
+    worker.submit(job)
+    assert job.texts.result(5)[0].text == "x" + TEXT[:3]
     # While nothing is asked for, the others hear that they have to wait.
     end = time.monotonic() + 5
     while len(told) < 3 and time.monotonic() < end:
@@ -90,12 +83,12 @@ def test_a_rank_that_fails_inside_a_step_ends_the_job(
 
     pipeline.model.step = broken
     worker = Worker(pipeline)
-    outcome: list[Any] = []
-    for _ in range(2):
-        worker.submit(Job(["x"], {}, lambda _texts, problem: outcome.append(problem.kind)))
+    submitted = [Job(["x"], {}) for _ in range(2)]
+    for job in submitted:
+        worker.submit(job)
     with pytest.raises(lockstep.OutOfStepError, match="out of memory"):
         worker.run()
-    assert outcome == ["failed", "closed"]
+    assert [job.texts.exception(5).kind for job in submitted] == ["failed", "closed"]
 
 
 def test_what_fails_between_steps_is_its_request_s_alone(
@@ -104,26 +97,20 @@ def test_what_fails_between_steps_is_its_request_s_alone(
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(jobs, "on_rank_0", lambda action: told.append(action()))
     worker = Worker(fake_pipeline(tmp_path))
-    outcome: list[Any] = []
-    ended = threading.Event()
-
-    def on_end(texts: Any, problem: Any) -> None:
-        outcome.append(problem and problem.kind)
-        if len(outcome) == 3:
-            ended.set()
 
     def broken(_index: int, _text: str) -> None:
         raise MemoryError
 
     thread = threading.Thread(target=worker.run)
     thread.start()
-    worker.submit(Job(["x"], {}, on_end, broken))
-    worker.submit(Job(["x"], {"temperature": 0}, on_end))
-    worker.submit(Job(["x"], {"max_new_tokens": 3}, on_end))
-    assert ended.wait(5)
+    bad = Job(["x"], {}, broken), Job(["x"], {"temperature": 0})
+    good = Job(["x"], {"max_new_tokens": 3})
+    for job in (*bad, good):
+        worker.submit(job)
+    assert [job.texts.exception(5).kind for job in bad] == ["failed", "refused"]
+    assert good.texts.result(5)
     worker.close()
     thread.join(5)
-    assert outcome == ["failed", "refused", None]
     assert told[-1] == {"do": "end"}
 
 

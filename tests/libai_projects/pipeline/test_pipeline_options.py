@@ -27,12 +27,12 @@ from libai_projects.weights.libai_checkpoints import detect_mode, find_model
 
 
 def parse(*argv: str):
-    return parse_options(build_parser("pipeline.py", {"max_length": 50}, "config.py"), argv)
+    return parse_options(argv)
 
 
 def test_every_option_of_generation_has_one_here() -> None:
     assert list(GenerationOptions.model_fields) == [*SAMPLING, *FOR_CALLERS]
-    text = build_parser("pipeline.py", {"max_length": 50}, "config.py").format_help()
+    text = build_parser().format_help()
     words = " ".join(text.split())
     for name in SAMPLING:
         assert f"--{name.replace('_', '-')}" in words
@@ -113,9 +113,12 @@ def test_order_does_not_matter() -> None:
         (["--serve", "--prompt", "a"], "not allowed with"),
         (["--serve", "--temperature", "2"], "--temperature is set by each request"),
         (["--jsonl", "--batch-size", "2"], "--batch-size is for --prompt only"),
-        (["--port", "70000"], "not a port"),
-        (["--tensor-parallel", "0"], "less than 1"),
-        (["--limit-seconds", "nan"], "not a number of seconds"),
+        (["--port", "70000"], "--port 70000: it must be a whole number from 0 to 65535"),
+        (
+            ["--tensor-parallel", "0"],
+            "--tensor-parallel 0: it must be a whole number of at least 1",
+        ),
+        (["--limit-seconds", "nan"], "--limit-seconds nan: it must be a number above 0"),
         (["--prompt"], "expected one argument"),
     ],
 )

@@ -11,7 +11,7 @@ from oneflow_accel.errors import UserError
 import pytest
 from launch import REPOSITORY, run_distributed
 
-from libai_projects.inference.options import build_parser, check_stages, parse_options
+from libai_projects.inference.options import check_stages, parse_options
 
 HERE = Path(__file__).parent
 
@@ -53,12 +53,11 @@ def test_stages_of_different_sizes_give_the_tokens_of_one_process() -> None:
 
 
 def test_the_command_line_names_stages() -> None:
-    parser = build_parser("pipeline.py", {}, "config.py")
-    options = parse_options(parser, ["--pipeline-stage-id", "0,0,0,1", "--pipeline-num-layers=4"])
+    options = parse_options(["--pipeline-stage-id", "0,0,0,1", "--pipeline-num-layers=4"])
     assert (options.pipeline_stage_id, options.pipeline_num_layers) == ([0, 0, 0, 1], 4)
     for text in ("0,x", "0,,1", "-1,0"):
         with pytest.raises(UserError, match="pipeline-stage-id"):
-            parse_options(parser, [f"--pipeline-stage-id={text}"])
+            parse_options([f"--pipeline-stage-id={text}"])
 
 
 @pytest.mark.parametrize("stages", [[], "0001", 3, [0, 2], [1, 2], [0, True], [0, "1"], [0, 0.5]])

@@ -190,14 +190,18 @@ DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "header cut": ("idx", lambda old: old[:20], "truncated: 20 bytes"),
     "version": ("idx", _patch(9, struct.pack("<Q", 2)), "version 2 of the format"),
     "dtype": ("idx", _patch(17, b"\x63"), "dtype code 99"),
-    "floats": ("idx", _patch(17, b"\x06"), "dtype code 6 is none for token ids"),
-    "index cut": ("idx", lambda old: old[:-8], r"truncated: its header says 5 seq.* 134 .* 126"),
-    "index long": ("idx", lambda old: old + b"\0", "damaged: its header says 5 sequences"),
-    "count": ("idx", _patch(18, struct.pack("<Q", 2**60)), "truncated: its header says"),
+    "floats": ("idx", _patch(17, b"\x06"), "dtype code 6, which is not for token ids"),
+    "index cut": ("idx", lambda old: old[:-8], "truncated: 126 bytes, and its header counts 134"),
+    "index long": ("idx", lambda old: old + b"\0", "damaged: 135 bytes, and its header counts 134"),
+    "count": (
+        "idx",
+        _patch(18, struct.pack("<Q", 2**60)),
+        "truncated: 134 bytes, and its header counts",
+    ),
     "size": (
         "idx",
         _patch(SIZES_AT, struct.pack("<i", 4)),
-        "sequence 1 begins at byte 6, .* take 8",
+        "sequence 1 begins at byte 6, not at 8",
     ),
     "negative": ("idx", _patch(SIZES_AT + 4, struct.pack("<i", -1)), "sequence 1 has -1 tokens"),
     "pointer": (
@@ -219,13 +223,13 @@ DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "data cut": (
         "bin",
         lambda old: old[:-2],
-        "has 94 bytes, but .*48 tokens of 2.*96: it is trunc",
+        "truncated: 94 bytes, and .* counts 96",
     ),
-    "data long": ("bin", lambda old: old + old, "has 192 bytes, .* too long, or of another"),
+    "data long": ("bin", lambda old: old + old, "too long, or of another dataset: 192 bytes"),
     "ids": (
         "bin",
         _patch(8, b"\xff\xff"),
-        "sequence 2 has the id 65535, the vocabulary ends at 299",
+        "has the id 65535 in sequence 2, .* ends at 299",
     ),
 }
 
@@ -267,5 +271,5 @@ def test_of_a_large_file_ids_are_checked_at_places_spread_over_it(
     with DatasetWriter(tmp_path / "data", DTYPES[8]) as writer:
         writer.add(ids, np.full(40, 100), np.full(20, 2))
         writer.commit()
-    with pytest.raises(DataError, match="sequence 39 has the id 300"):
+    with pytest.raises(DataError, match="has the id 300 in sequence 39"):
         MMapTokenDataset(tmp_path / "data", vocab_size=300)

@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from libai_projects.engine.data import TokenFiles
-from libai_projects.text import token_files
+from libai_projects.text import indexed_dataset
 from libai_projects.text.prepare import main
 from libai_projects.text.token_files import (
     Description,
@@ -152,8 +152,8 @@ def test_a_large_file_is_looked_at_in_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four pieces of eight tokens, which begin evenly spread from the first to the last."""
-    monkeypatch.setattr(token_files, "_PIECE", 8)
-    monkeypatch.setattr(token_files, "_PIECES", 4)
+    monkeypatch.setattr(indexed_dataset, "_PIECE", 8)
+    monkeypatch.setattr(indexed_dataset, "_PIECES_TO_CHECK", 4)
     for at in (0, 7, 32, 39, 64, 71, 96, 103):
         ids = np.zeros(104)
         ids[at] = 9

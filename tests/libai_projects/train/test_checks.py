@@ -92,8 +92,16 @@ def test_layouts_that_do_not_fit_the_processes(make_cfg, sizes, world, parts):
     [
         ("model.cfg.num_attention_heads=6", Layout(1, 4, 1), ("num_attention_heads=6", "=4; si")),
         ("model.cfg.hidden_size=66", Layout(1, 1, 1), ("num_attention_heads=4",)),
-        ("model.cfg.num_layers=0", Layout(1, 1, 1), ("num_layers=0 is less than 1",)),
-        ("model.cfg.attention_dropout_prob=nan", Layout(1, 1, 1), ("prob=nan is not in [0, 1)",)),
+        (
+            "model.cfg.num_layers=0",
+            Layout(1, 1, 1),
+            ("num_layers=0: it must be a whole number of at least 1",),
+        ),
+        (
+            "model.cfg.attention_dropout_prob=nan",
+            Layout(1, 1, 1),
+            ("prob=nan: it must be a number of at least 0 and below 1",),
+        ),
         ("model.cfg.initializer_range=-1", Layout(1, 1, 1), ("initializer_range=-1.0",)),
         ("+model.cfg.num_key_value_heads=3", Layout(1, 1, 1), ("num_key_value_heads=3",)),
         ("model.cfg.num_layers=3", Layout(1, 1, 2), ("num_layers=3", "take a divisor")),

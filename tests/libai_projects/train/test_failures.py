@@ -78,7 +78,7 @@ def test_weights_of_another_model_are_one_line(environment, tmp_path):
     error = result.stdout[result.stdout.index("train_net.py: error:") :]
     assert error.count("\n") == 1, error
     assert "does not fit the model: 12 missing (such as " in error
-    assert "of another shape (such as GPT_model.embeddings.token_embeddings.weight" in error
+    assert "mis-shaped (such as GPT_model.embeddings.token_embeddings.weight" in error
 
 
 def test_full_disk_leaves_the_checkpoint_before_it_whole(train, environment, tmp_path):

@@ -139,10 +139,10 @@ def test_export_leaves_padding_out_and_rounds_to_bfloat16(tmp_path: Path) -> Non
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({"n_head": 3}, "3 heads do not divide"),
         ({"n_layer": "2"}, "n_layer is '2'"),
-        ({"n_inner": None}, "6 of another shape"),
+        ({"n_inner": None}, "6 mis-shaped"),
         ({"n_layer": 3}, "12 missing"),
         ({"n_layer": 1}, "12 unexpected"),
-        ({"vocab_size": 64}, r"wte.weight: \(61, 16\), the model's \(64, 16\)"),
+        ({"vocab_size": 64}, r"wte.weight: \(61, 16\), expected \(64, 16\)"),
     ],
 )
 def test_config_that_does_not_fit(tmp_path: Path, changes: dict[str, object], words: str) -> None:

@@ -40,7 +40,7 @@ def test_rows_are_not_cut_down() -> None:
     tokens = padded[GPT2.tokens]
     padded[GPT2.tokens] = resize_vocabulary(tokens, 128)
     model = ParametersOnly({**CONFIG, "vocab_size": 64})
-    with pytest.raises(UserError, match=r"\(128, 16\), the model's \(64, 16\)"):
+    with pytest.raises(UserError, match=r"\(128, 16\), expected \(64, 16\)"):
         weights.load_into(model, padded)
 
 
