@@ -38,9 +38,9 @@ from omegaconf import DictConfig
 
 from flow_train.checkpoint import libai_files
 from flow_train.rng import seed_all
+from libai_projects.config import apply_overrides, load_config
 from libai_projects.engine import adapt, check_files, checks, evaluation, output
 from libai_projects.engine.arguments import Options, parse_options
-from libai_projects.engine.overrides import apply_overrides, load_config
 from libai_projects.engine.trainer import Trainer, set_up
 
 logger = logging.getLogger("libai_projects")

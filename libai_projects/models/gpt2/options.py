@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
 """Option `activation` to the `approximate` argument of OneFlow's gelu."""
-_FUSIONS = (
+FUSIONS = (
     "bias_gelu_fusion",
     "bias_dropout_fusion",
     "scale_mask_softmax_fusion",
@@ -88,7 +88,7 @@ def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> ModelO
     sizes.check_vocabulary(cfg)
     names = {field.name for field in fields(ModelOptions)}
     given = {str(name): cfg[name] for name in cfg if name in names}
-    given.update({name: _decide(name, given.get(name), given) for name in _FUSIONS})
+    given.update({name: _decide(name, given.get(name), given) for name in FUSIONS})
     return ModelOptions(**given)
 
 
