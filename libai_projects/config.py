@@ -83,6 +83,7 @@ SCHEMA: dict[str, Any] = {
 }
 # What other keys may be, by the type of what a config has there.
 _TYPES = {bool: bool, int: int, float: float, str: Text | None, ListConfig: list[Any]}
+_ABSENT = object()
 # Operators hold whole numbers as int32 or add them up in int64, seeds are int64, and scores and
 # weights are float32.
 _MOST, _MOST_SEED, _MOST_FLOAT = 2**31 - 1, 2**63 - 1, float(np.finfo(np.float32).max)
@@ -158,12 +159,12 @@ def apply_overrides(cfg: DictConfig, overrides: Iterable[str], config_file: str)
     for text in overrides:
         override = parse_override(text, "train.train_iter=100")
         key, value = override.key_or_group, override.value()
-        is_there = key in config_keys(cfg)
-        if is_there and override.is_add():
-            raise UserError(f"+{key}: {config_file} has this key already; leave out the '+'")
-        if is_there or not (override.is_add() or override.is_force_add()):
-            value = _checked(cfg, key, value, config_file)
         try:
+            is_there = OmegaConf.select(cfg, key, default=_ABSENT) is not _ABSENT
+            if is_there and override.is_add():
+                raise UserError(f"+{key}: {config_file} has this key already; leave out the '+'")
+            if is_there or not (override.is_add() or override.is_force_add()):
+                value = _checked(cfg, key, value, config_file)
             OmegaConf.update(cfg, key, value, merge=True, force_add=True)
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             raise UserError(f"{text}: {error}") from error
@@ -173,10 +174,10 @@ def apply_overrides(cfg: DictConfig, overrides: Iterable[str], config_file: str)
 def _checked(cfg: DictConfig, key: str, value: Any, config_file: str) -> Any:
     """`value`, if it may take the place of what the config has, as a text or float where that is
     one."""
-    if key not in config_keys(cfg):
+    now = OmegaConf.select(cfg, key, default=_ABSENT)
+    if now is _ABSENT:
         hint = did_you_mean(key, config_keys(cfg), f"its top keys are {', '.join(cfg)}")
         raise UserError(f"{config_file} has no key {key}; {hint} (+{key}=... adds a new one)")
-    now = OmegaConf.select(cfg, key)
     kind = SCHEMA.get(key, _TYPES.get(type(now), Any))
     if isinstance(now, DictConfig):
         if isinstance(value, dict):

@@ -123,6 +123,7 @@ def test_overrides_change_the_config(cfg):
         ("optim.eps=true", ("optim.eps=true: it must be a number",)),
         ("dataloader.train.dataset.0=2", ("a group of keys",)),
         ("dataloader.train.dataset.3.max_seq_length=7", ("no key",)),
+        ("dataloader.train.dataset.x.path=7", ("dataset.x.path=7", "not an int")),
         ("train.seed", ("KEY=VALUE",)),
         ("~train.seed", ("train.seed=null",)),
         ("+train.seed=1", ("leave out the '+'",)),
