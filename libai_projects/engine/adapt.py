@@ -13,16 +13,11 @@ from libai.config import LazyCall, try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from flow_train.metrics.profile import ProfileSteps
+from libai_projects.config import name_of
 from libai_projects.engine.data import RandomTokens
+from libai_projects.models.gpt2.options import FUSIONS
 from libai_projects.text import token_files
 from libai_projects.text.token_files import HELD_OUT_SUFFIX
-
-_FUSIONS = (
-    "bias_gelu_fusion",
-    "bias_dropout_fusion",
-    "scale_mask_softmax_fusion",
-    "attention_fusion",
-)
 
 
 def adapt_to_device(cfg: DictConfig, backend: Backend) -> list[str]:
@@ -40,9 +35,9 @@ def adapt_to_device(cfg: DictConfig, backend: Backend) -> list[str]:
     if feature is not None:
         switch_off("train.amp.enabled", feature)
     switch_off("graph.enabled", "graph")
-    if _is_adamw(cfg):
+    if name_of(cfg.get("optim")) in ("Adam", "AdamW"):
         switch_off("graph.enabled", "graph_adamw")
-    for fusion in _FUSIONS:
+    for fusion in FUSIONS:
         switch_off(f"model.cfg.{fusion}", "fused_transformer")
     switch_off("optim.params.clip_grad_max_norm", "gradient_clipping", None)
     return lines
@@ -55,21 +50,12 @@ def amp_precision(cfg: DictConfig, default: str = "float32") -> str:
     return precision.canonical(try_get_key(cfg, "train.amp.precision", default="float16"))
 
 
-def _is_adamw(cfg: DictConfig) -> bool:
-    target = try_get_key(cfg, "optim._target_", default="")
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name.rsplit(".", 1)[-1] in ("Adam", "AdamW")
-
-
 def complete(cfg: DictConfig) -> None:
     """Fill in what older or shorter configs leave out, and make numbers what LiBai needs."""
-    train = cfg.train
     for key in ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps"):
-        if key not in train:
-            train[key] = None
+        cfg.train.setdefault(key, None)
     for key, value in (("load_weight", ""), ("seed", 1234), ("start_iter", 0), ("log_period", 20)):
-        if key not in train:
-            train[key] = value
+        cfg.train.setdefault(key, value)
     if try_get_key(cfg, "dataloader.train.splits", default=None) is not None:
         # LiBai divides the shares in place, which numpy refuses for whole numbers.
         cfg.dataloader.train.splits = [

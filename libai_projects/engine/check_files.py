@@ -19,6 +19,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from flow_train.checkpoint.folders import newest_checkpoint
 from flow_train.metrics.work import adamw_states
+from libai_projects.config import name_of
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.data import TokenFiles
 from libai_projects.models.families import table_of
@@ -90,7 +91,7 @@ def check_vocabulary(cfg: DictConfig) -> None:
 def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:
     """Check token files, and a data set in the mmap format: whole files, and of the latter enough
     for a batch of each split."""
-    if _calls(dataset, TokenFiles):
+    if name_of(dataset) == TokenFiles.__name__:
         instantiate(dataset)
         return
     indexed = dataset.get("indexed_dataset")
@@ -122,11 +123,6 @@ def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:
             f"{training} of them for training, fewer than one batch of "
             f"train.global_batch_size={batch}; take more data, shorter sequences or smaller batches"
         )
-
-
-def _calls(node: DictConfig, target: type) -> bool:
-    name = f"{target.__module__}.{target.__qualname__}"
-    return node.get("_target_") in (target, name)
 
 
 def check_output(cfg: DictConfig, options: Options) -> None:
@@ -213,7 +209,10 @@ def check_resume(cfg: DictConfig) -> None:
 
 def check_same_model(cfg: DictConfig, backup: Path) -> None:
     """Check that an earlier run's config.yaml has the same model; the error lists what differs."""
-    earlier = _model_keys(backup)
+    # Without a readable backup the shapes in the checkpoint decide.
+    earlier = try_get_key(OmegaConf.create(read_backup(backup)), "model.cfg", default=None)
+    if not isinstance(earlier, DictConfig):
+        return
     now = try_get_key(cfg, "model.cfg", default={})
     different = [
         f"{key}={now.get(key)} (there: {earlier[key]})"
@@ -242,14 +241,6 @@ def read_backup(backup: Path) -> dict[str, Any]:
     try:
         return dict(yaml.load(backup.read_text(encoding="utf-8"), Loader=_PlainLoader))
     except (OSError, yaml.YAMLError, TypeError, ValueError):
-        return {}
-
-
-def _model_keys(backup: Path) -> dict[str, Any]:
-    try:
-        return dict(read_backup(backup)["model"]["cfg"])
-    except (KeyError, TypeError, ValueError):
-        # Without a readable backup the shapes in the checkpoint decide.
         return {}
 
 

@@ -6,19 +6,30 @@ parallel sizes to the number of processes and divides by zero on data without a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.agree import agree, require_same
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import UserError, did_you_mean
 
+import oneflow as flow
 from libai.config import try_get_key
+from libai.optim import build_optimizer
+from libai.scheduler import build_lr_scheduler
 from omegaconf import DictConfig
 
-from libai_projects.engine import check_files, check_settings
+from flow_train.metrics.log import require_loggers
+from libai_projects.config import check_keys, name_of
+from libai_projects.engine import check_files
 from libai_projects.engine.arguments import Options
 from libai_projects.models import families
+from libai_projects.weights import monarch
+
+# The results that an evaluation gives for each split.
+_RESULTS = ("lm_loss_PPL", "lm_loss", "lm_loss_tokens")
 
 
 @dataclass(frozen=True)
@@ -45,11 +56,14 @@ def check_run(cfg: DictConfig, options: Options) -> None:
 
     world_size = distributed.world_size()
     layouts: list[Layout] = []
-    if note(lambda: check_settings.check_numbers(cfg)):
+    if note(lambda: check_keys(cfg)):
         if note(lambda: layouts.append(check_layout(cfg, world_size))):
             note(lambda: check_model(cfg, layouts[0]))
             note(lambda: complete_batch_sizes(cfg, layouts[0]))
-        check_settings.check_all(cfg, note)
+        note(lambda: check_steps(cfg))
+        note(lambda: check_evaluation(cfg))
+        note(lambda: check_optimizer(cfg))
+        note(lambda: require_loggers(cfg.train.get("logger") or {}))
         check_files.check_all(cfg, options, note)
     # A file may be missing on one node only, or be another one there.
     agree(problems)
@@ -58,27 +72,22 @@ def check_run(cfg: DictConfig, options: Options) -> None:
 
 def check_layout(cfg: DictConfig, world_size: int) -> Layout:
     """The parallel layout of a config; a UserError where it does not fit `world_size` processes."""
-    sizes = {}
-    for name in ("tensor", "pipeline", "data"):
-        key = f"train.dist.{name}_parallel_size"
-        size = try_get_key(cfg, key, default=None if name == "data" else 1)
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise UserError(f"{key}={size}: it counts processes, from 1 on")
-        sizes[name] = size
-    tensor, pipeline = sizes["tensor"], sizes["pipeline"]
-    if world_size % (tensor * pipeline):
+    sizes = cfg.train.dist
+    tensor, pipeline = (sizes.get(f"{way}_parallel_size") or 1 for way in ("tensor", "pipeline"))
+    data, rest = divmod(world_size, tensor * pipeline)
+    if rest:
         raise UserError(
             f"train.dist: tensor_parallel_size={tensor} x pipeline_parallel_size={pipeline} needs "
             f"a multiple of {tensor * pipeline} processes, and there are {world_size}; start "
             f"{tensor * pipeline} (the number after the config in train.sh) or change the sizes"
         )
-    data = world_size // (tensor * pipeline)
     # LiBai's configs set 1 by default, so a 1 is not a decision of the user.
-    if sizes["data"] not in (None, 1, data):
+    given = sizes.get("data_parallel_size")
+    if given not in (None, 1, data):
         raise UserError(
-            f"train.dist.data_parallel_size={sizes['data']}: {world_size} processes / "
+            f"train.dist.data_parallel_size={given}: {world_size} processes / "
             f"(tensor {tensor} x pipeline {pipeline}) leave {data}; leave the key out, or start "
-            f"{sizes['data'] * tensor * pipeline} processes"
+            f"{given * tensor * pipeline} processes"
         )
     return Layout(data, tensor, pipeline)
 
@@ -89,65 +98,60 @@ def check_model(cfg: DictConfig, layout: Layout) -> None:
     if model is None:
         return
     families.check_model(try_get_key(cfg, "model._target_", default=None), model, layout.tensor)
-    problems = [*_stages(cfg, layout), *_sequences(cfg)]
+    problems = [*_stages(cfg, layout.pipeline), *_sequences(cfg)]
     if problems:
         raise UserError("\n  - ".join(problems))
 
 
-def _stages(cfg: DictConfig, layout: Layout) -> list[str]:
+def _stages(cfg: DictConfig, count: int) -> Iterator[str]:
+    """What is wrong with how so many stages share the layers."""
     layers = cfg.model.cfg.get("num_layers")
+    if count == 1 or not layers:
+        return
     stage_of_layer = try_get_key(cfg, "train.dist.custom_pipeline_stage_id", default=None)
-    if layout.pipeline == 1 or not layers:
-        return []
     if stage_of_layer is not None:
         stages = list(stage_of_layer)
-        if len(stages) != layers or stages != sorted(stages):
-            return [
+        if len(stages) != layers or sorted(set(stages)) != list(range(count)):
+            yield (
                 f"train.dist.custom_pipeline_stage_id={stages}: it names the stage of each of the "
-                f"{layers} layers in rising order, and there are {len(stages)} entries"
-            ]
-        if set(stages) != set(range(layout.pipeline)):
-            return [
-                f"train.dist.custom_pipeline_stage_id={stages}: each of the stages 0 to "
-                f"{layout.pipeline - 1} needs a layer"
-            ]
-        return []
-    problems = []
-    if layers % layout.pipeline:
-        problems.append(
-            f"train.dist.pipeline_parallel_size={layout.pipeline} does not divide "
+                f"{layers} layers, there are {len(stages)} entries, and each of the stages 0 to "
+                f"{count - 1} needs a layer"
+            )
+        elif stages != sorted(stages):
+            yield f"train.dist.custom_pipeline_stage_id={stages}: stages come in rising order"
+        return
+    if layers % count:
+        yield (
+            f"train.dist.pipeline_parallel_size={count} does not divide "
             f"model.cfg.num_layers={layers}; take a divisor, or say which stage each layer goes to "
             "with train.dist.custom_pipeline_stage_id=[...]"
         )
     counted = try_get_key(cfg, "train.dist.pipeline_num_layers", default=None)
-    if counted is not None and counted != layers:
-        problems.append(
+    if counted not in (None, layers):
+        yield (
             f"train.dist.pipeline_num_layers={counted}, but model.cfg.num_layers={layers}; "
             "leave the former out"
         )
-    return problems
 
 
-def _sequences(cfg: DictConfig) -> list[str]:
+def _sequences(cfg: DictConfig) -> Iterator[str]:
     positions = cfg.model.cfg.get("max_seq_length")
-    problems = []
     for key, dataset in check_files.datasets(cfg):
         length = dataset.get("max_seq_length")
         if length and positions and length > positions:
-            problems.append(
+            yield (
                 f"{key}.max_seq_length={length}: the model has "
                 f"model.cfg.max_seq_length={positions} positions; shorten one or raise the other"
             )
-    return problems
 
 
 def complete_batch_sizes(cfg: DictConfig, layout: Layout) -> None:
     """Fill in the batch size that is left out: global = micro x data parallel x accumulation."""
-    train = cfg.train
-    micro, steps, total = (
-        train.get(name)
-        for name in ("train_micro_batch_size", "num_accumulation_steps", "global_batch_size")
+    train, names = (
+        cfg.train,
+        ("global_batch_size", "train_micro_batch_size", "num_accumulation_steps"),
     )
+    total, micro, steps = (train.get(name) for name in names)
     rule = (
         "global_batch_size = train_micro_batch_size x data parallel processes "
         f"({layout.data} here) x num_accumulation_steps"
@@ -156,23 +160,80 @@ def complete_batch_sizes(cfg: DictConfig, layout: Layout) -> None:
         raise UserError(f"set train.train_micro_batch_size or train.global_batch_size: {rule}")
     if total is not None:
         known = (micro or 1) * layout.data * (steps or 1)
-        wrong = total != known if micro and steps else total % known
-        if wrong:
-            given = ", ".join(
-                f"{name}={train[name]}"
-                for name in (
-                    "global_batch_size",
-                    "train_micro_batch_size",
-                    "num_accumulation_steps",
-                )
-                if train.get(name) is not None
-            )
+        if total != known if micro and steps else total % known:
+            given = ", ".join(f"{name}={train[name]}" for name in names if train.get(name))
             raise UserError(
                 f"train: {given} contradict each other: {rule}; set one of them to null"
             )
-        if micro is None:
-            micro = total // (layout.data * (steps or 1))
+        micro = micro or total // known
         steps = total // (layout.data * micro)
-    train.train_micro_batch_size = micro
-    train.num_accumulation_steps = steps or 1
+    train.train_micro_batch_size, train.num_accumulation_steps = micro, steps or 1
     train.global_batch_size = micro * layout.data * (steps or 1)
+
+
+def check_steps(cfg: DictConfig) -> None:
+    """Check that there is something to train, and that ZeRO and activation checkpointing have
+    nn.Graph."""
+    share = try_get_key(cfg, "train.sparse_to_dense.fraction", default=None)
+    if share is not None and not monarch.layers(try_get_key(cfg, "model.cfg", default={})):
+        keys = " or ".join(f"model.cfg.{key}=monarch" for key in monarch.KEYS)
+        raise UserError(
+            f"train.sparse_to_dense.fraction={share}, but all layers are dense; give {keys}"
+        )
+    if not (cfg.train.get("train_iter") or cfg.train.get("train_epoch")):
+        raise UserError("nothing to train: train.train_iter and train.train_epoch are 0")
+    for group in ("zero_optimization", "activation_checkpoint"):
+        options = cfg.train.get(group) or {}
+        if not options.get("enabled"):
+            continue
+        if not cfg.graph.enabled:
+            raise UserError(f"train.{group}.enabled=true needs nn.Graph: graph.enabled=true")
+        if options.get("stage") == 0:
+            raise UserError(f"train.{group}.stage=0 is not 1, 2 or 3")
+
+
+def check_evaluation(cfg: DictConfig) -> None:
+    """Check that what the best model and early stopping go by is a result of the evaluation."""
+    evaluation = cfg.train.get("evaluation")
+    if not evaluation or not evaluation.enabled:
+        return
+    metric = evaluation.get("eval_metric")
+    # Only the results of PPLEvaluator are known before the run.
+    if metric is None or name_of(evaluation.get("evaluator")) != "PPLEvaluator":
+        return
+    tests = len(try_get_key(cfg, "dataloader.test", default=None) or [])
+    splits = ["validation", "test", *(f"test_{number}" for number in range(tests))]
+    split, _, name = str(metric).rpartition("/")
+    if name not in _RESULTS or (split and split not in splits):
+        known = [f"{split}/{result}" for split in splits for result in _RESULTS]
+        hint = did_you_mean(str(metric), known, "take validation/lm_loss_PPL")
+        raise UserError(
+            f"train.evaluation.eval_metric={metric} is no result of the evaluation; {hint}"
+        )
+
+
+def check_optimizer(cfg: DictConfig) -> None:
+    """Check that the optimizer and the schedule can be made, on a parameter of one element."""
+    optim = cfg.get("optim")
+    if optim is None:
+        return
+    trial = copy.deepcopy(optim)
+    optimizer = _made("optim", trial, lambda: build_optimizer(trial, flow.nn.Linear(1, 1)))
+    scheduler = copy.deepcopy(cfg.train.get("scheduler"))
+    if scheduler is None:
+        return
+    # The trainer fills both in when it knows the data.
+    scheduler.max_iter = max(cfg.train.get("train_iter") or 0, 1)
+    scheduler.warmup_iter = 1 if cfg.train.get("warmup_ratio") else 0
+    _made("train.scheduler", scheduler, lambda: build_lr_scheduler(scheduler, optimizer))
+
+
+def _made(key: str, config: DictConfig, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    # The constructors check their settings with exceptions of any type.
+    except Exception as error:
+        text = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        raise UserError(
+            f"{key}: {name_of(config)} cannot be made of these settings: {text}"
+        ) from error

@@ -37,9 +37,9 @@ from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
 from flow_train.metrics import console
+from libai_projects.config import apply_overrides, load_config
 from libai_projects.engine import adapt, check_files, checks, parts, run
 from libai_projects.engine.arguments import Options, parse_options
-from libai_projects.engine.overrides import apply_overrides, load_config
 
 logger = logging.getLogger("libai_projects")
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
 """Option `activation` to the `approximate` argument of OneFlow's gelu."""
-_FUSIONS = (
+FUSIONS = (
     "bias_gelu_fusion",
     "bias_dropout_fusion",
     "scale_mask_softmax_fusion",
@@ -69,7 +69,7 @@ def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> GPT2Op
     """
     options = GPT2Options.checked(cfg, tensor_parallel_size)
     options.check_vocabulary()
-    return options.model_copy(update={name: _decide(name, options) for name in _FUSIONS})
+    return options.model_copy(update={name: _decide(name, options) for name in FUSIONS})
 
 
 def _decide(name: str, options: GPT2Options) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -16,14 +17,16 @@ from oneflow_accel.errors import UserError
 
 import pytest
 from omegaconf import OmegaConf
+from pydantic.fields import FieldInfo
 
 from flow_train.checkpoint.folders import CheckpointManager
 from flow_train.config.overrides import config_keys
+from flow_train.config.schema import phrase
 from flow_train.metrics.work import training_flops
-from libai_projects.engine import adapt, check_files, check_settings, checks, parts, run
+from libai_projects.config import SCHEMA, apply_overrides, check_keys, load_config
+from libai_projects.engine import adapt, check_files, checks, parts, run
 from libai_projects.engine.arguments import Options
 from libai_projects.engine.checks import Layout
-from libai_projects.engine.overrides import apply_overrides, load_config
 from tests.libai_projects.train.conftest import CONFIG, PROJECTS, TINY
 
 
@@ -159,25 +162,29 @@ def test_batch_sizes_that_contradict(make_cfg, given, parts):
     [
         ("train.zero_optimization.enabled=true", "graph.enabled=true"),
         ("train.activation_checkpoint.enabled=true", "graph.enabled=true"),
+        (
+            "graph.enabled=true train.zero_optimization={enabled:true,stage:0}",
+            "train.zero_optimization.stage=0 is not 1, 2 or 3",
+        ),
         ("train.warmup_ratio=1", "warmup_ratio"),
         ("train.train_iter=0", "nothing to train"),
         ("train.train_epoch=-1", "train.train_epoch=-1"),
-        ("train.evaluation.patience=soon", "patience=soon is not a whole number"),
+        ("train.evaluation.patience=soon", "patience='soon': it must be a whole number"),
         ("train.max_minutes=-3", "max_minutes=-3"),
-        ("train.max_minutes=soon", "max_minutes=soon"),
+        ("train.max_minutes=soon", "max_minutes='soon'"),
         ("train.evaluation.eval_metric=foo", "take validation/lm_loss_PPL"),
         (
             "train.evaluation.eval_metric=validation/lm_loss_ppl",
             "did you mean validation/lm_loss_PPL?",
         ),
         ("train.evaluation.eval_metric=train/lm_loss", "did you mean test/lm_loss?"),
-        ("train.evaluation.eval_mode=lower", "neither min nor max"),
+        ("train.evaluation.eval_mode=lower", "eval_mode='lower': it must be min or max"),
         ("optim.lr=-1", "optim: AdamW cannot be made of these settings: Invalid learning rate: -1"),
         ("optim.betas=[0.9,1.5]", "Invalid beta parameter at index 1: 1.5"),
         ("optim.betas=[0.9]", "optim: AdamW cannot be made"),
         ("optim.eps=-1e-8", "Invalid epsilon"),
-        ("optim.params.clip_grad_max_norm=-1", "clip_grad_max_norm=-1.0"),
-        ("optim.params.weight_decay_norm=-1", "weight_decay_norm=-1.0"),
+        ("optim.params.clip_grad_max_norm=-1", "clip_grad_max_norm=-1"),
+        ("optim.params.weight_decay_norm=-1", "weight_decay_norm=-1"),
         ("optim._target_=oneflow.optim.SGD", "unexpected keyword argument 'betas'"),
         ("optim._target_=oneflow.optim.Nothing", "Nothing"),
         (
@@ -187,8 +194,16 @@ def test_batch_sizes_that_contradict(make_cfg, given, parts):
     ],
 )
 def test_settings_that_cannot_be(make_cfg, override, part):
-    cfg = make_cfg(*override.split())
-    refused(lambda: checks.check_run(cfg, Options(CONFIG)), part)
+    refused(lambda: checks.check_run(make_cfg(*override.split()), Options(CONFIG)), part)
+
+
+def test_a_config_file_is_held_to_the_schema(make_cfg):
+    """Not only what is typed; what is null there is as if it were not."""
+    cfg = make_cfg("train.train_epoch=1")
+    cfg.train.train_iter = None
+    checks.check_run(cfg, Options(CONFIG))
+    cfg.train.max_minutes, cfg.train.evaluation.eval_mode = -3, "lower"
+    refused(lambda: checks.check_run(cfg, Options(CONFIG)), "max_minutes=-3", "eval_mode='lower'")
 
 
 @pytest.mark.parametrize("value", [10**23, 10**400, math.nan, math.inf, -math.inf])
@@ -203,13 +218,18 @@ def test_numbers_that_nothing_can_hold(make_cfg, value):
         "dataloader.train.splits.0.0",
         "model.cfg.num_layers",
     }
-    for key in {*keys, *check_settings._COUNTS} - {"train.dist.pipeline_num_layers"}:
+    words = {key: phrase(FieldInfo.from_annotation(kind)) for key, kind in SCHEMA.items()}
+    found = {key: re.search(r"(?:least|above|from) (\d)", text) for key, text in words.items()}
+    least = {key: int(match[1]) for key, match in found.items() if match}
+    assert len(least) > 25
+    assert least.keys() >= {"train.seed", "train.evaluation.patience", "train.warmup_ratio"}
+    for key in {*keys, *least} - {"train.dist.pipeline_num_layers"}:
         changed = copy.deepcopy(cfg)
         OmegaConf.update(changed, key, value)
-        refused(lambda changed=changed: check_settings.check_numbers(changed), f"{key}=")
-        if key in check_settings._COUNTS:
-            OmegaConf.update(changed, key, check_settings._COUNTS[key] - 1)
-            refused(lambda changed=changed: check_settings.check_numbers(changed), f"{key}=")
+        refused(lambda changed=changed: check_keys(changed), f"{key}=")
+        if key in least:
+            OmegaConf.update(changed, key, least[key] - 1)
+            refused(lambda changed=changed: check_keys(changed), f"{key}=")
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from flow_train.config.overrides import config_keys
+from libai_projects.config import apply_overrides, load_config
 from libai_projects.engine import arguments
 from libai_projects.engine.arguments import parse_options
-from libai_projects.engine.overrides import apply_overrides, load_config
 from tests.libai_projects.train.conftest import PROJECTS
 
 NAME = "gpt2_training.py"
@@ -106,15 +106,24 @@ def test_overrides_change_the_config(cfg):
         ("train.dist.tensor_paralel_size=2", ("did you mean train.dist.tensor_parallel_size",)),
         ("train.train_itre=2", ("did you mean train.train_iter?", NAME)),
         ("lr=2", ("did you mean optim.lr?",)),
-        ("train.train_iter=many", ("a whole number", "not a text")),
+        ("train.train_iter=many", ("train.train_iter='many'", "a whole number")),
         ("train.train_iter=1.5", ("a whole number",)),
-        ("train.train_iter=true", ("not true or false",)),
-        ("train.train_iter=null", ("needed",)),
-        ("graph.enabled=1", ("true or false there",)),
-        ("train.dist=2", ("several keys", "train.dist.")),
-        ("train.dist={tensor_size:2}", ("no key tensor_size",)),
-        ("optim.betas=0.9", ("a list",)),
+        ("train.train_iter=true", ("train.train_iter=true", "a whole number")),
+        ("train.train_iter=null", ("train.train_iter=null", "a whole number")),
+        ("graph.enabled=1", ("graph.enabled=1: it must be true or false",)),
+        ("train.dist=2", ("a group of keys", "tensor_parallel_size")),
+        ("train.dist={tensor_size:2}", ("no key train.dist.tensor_size", "did you mean")),
+        # These are not in the schema, but in the config.
+        ("optim.betas=0.9", ("optim.betas=0.9: it must be a list",)),
+        ("optim.lr=high", ("optim.lr='high': it must be a number",)),
+        ("optim.lr=null", ("optim.lr=null",)),
+        ("optim.do_bias_correction=1", ("true or false",)),
+        ("graph.debug=true", ("graph.debug=true: it must be a whole number",)),
+        ("graph.debug=0.5", ("a whole number",)),
+        ("optim.eps=true", ("optim.eps=true: it must be a number",)),
+        ("dataloader.train.dataset.0=2", ("a group of keys",)),
         ("dataloader.train.dataset.3.max_seq_length=7", ("no key",)),
+        ("dataloader.train.dataset.x.path=7", ("dataset.x.path=7", "not an int")),
         ("train.seed", ("KEY=VALUE",)),
         ("~train.seed", ("train.seed=null",)),
         ("+train.seed=1", ("leave out the '+'",)),

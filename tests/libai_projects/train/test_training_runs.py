@@ -13,6 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from flow_train.metrics.log import metric_series, read_metrics
 from libai_projects import weights
+from libai_projects.config import load_config
+from libai_projects.engine.check_files import checkpoint_bytes
 from tests.launch import run_process
 from tests.libai_projects.train.conftest import (
     CONFIG,
@@ -74,6 +76,9 @@ def test_verbatim_command_with_overrides_and_flags_in_any_order(environment, tmp
     saved = yaml.safe_load((out / "config.yaml").read_text())
     assert saved["model"]["cfg"]["vocab_size"] == 512
     assert saved["train"]["global_batch_size"] == 8
+    files = [path for path in (out / "model_final").rglob("*") if path.is_file()]
+    foreseen = checkpoint_bytes(load_config(str(out / "config.yaml")))
+    assert foreseen == pytest.approx(sum(path.stat().st_size for path in files), rel=0.1)
     logged = read_metrics(out / "metrics.jsonl")
     steps, values = metric_series(logged, "train", "loss")
     assert dict(zip(steps.tolist(), values, strict=True)) == curve
