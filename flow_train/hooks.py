@@ -54,8 +54,9 @@ class Run(Protocol):
     @property
     def may_stop(self) -> bool: ...
     @property
-    def validation_follows(self) -> bool:
-        """Whether the step just done is followed by one."""
+    def pause_follows(self) -> bool:
+        """Whether a validation within an epoch follows the step just done, or the end of a run
+        whose data have no epochs."""
 
     def use_model(self, model: nn.Module) -> None: ...
     def evaluate(self, loader: Any) -> Evaluation: ...
@@ -452,7 +453,7 @@ class ModelCheckpoint(Hook):
         step = trainer.position.step
         if not every or step % every:
             return
-        if trainer.validation_follows or (self._options.save_last and step >= trainer.last_step):
+        if trainer.pause_follows:
             # What is lost by a kill is done again: the validation must come before.
             self._is_due = True
         else:

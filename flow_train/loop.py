@@ -152,8 +152,11 @@ class Trainer:
         return self.position.epoch >= self.options.min_epochs
 
     @property
-    def validation_follows(self) -> bool:
-        return val_batches(self.options) != 0 and self._validates_after(self.position.step)
+    def pause_follows(self) -> bool:
+        step, options = self.position.step, self.options
+        if options.by_steps and step == self.last_step:
+            return True
+        return val_batches(options) != 0 and self._validates_after(step)
 
     def fit(self, *, test_follows: bool = False) -> None:
         """Train to the end of the run. With `test_follows` the run's test is still due, also where

@@ -125,7 +125,8 @@ def train(cfg: DictConfig, backend: Backend, *, resume: bool, profile: int | Non
     identity = Identity(
         _model_name(cfg), backup, phase=lambda model: _phase(cfg, model), run=folder.name
     )
-    by_new = newest_checkpoint(folder) is not None
+    # One process's disk may have what another's lacks.
+    by_new = any(distributed.all_gather_json(newest_checkpoint(folder) is not None))
     with Session(
         folder,
         identity,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def backend_class(
     monkeypatch: pytest.MonkeyPatch,
     fresh_registry: None,
 ) -> type[Backend]:
+    # That of the test before has no source any more.
+    monkeypatch.delitem(sys.modules, "tiny_signatures", raising=False)
     monkeypatch.syspath_prepend(str(install(tmp_path, "tiny_signatures", TINY)))
     backend = candidates()[request.param].backend
     assert backend is not None

@@ -47,7 +47,7 @@ def test_stages_of_different_sizes_give_the_tokens_of_one_process() -> None:
     )
     assert two[:3] == [[4, expected], [1, expected], [3, expected]]
     assert "5 entries for 12 layers" in two[3]
-    assert "5 layers in rising order, and there are 3 entries" in two[4]
+    assert "each of the 5 layers, there are 3 entries" in two[4]
     three = run(3, [{"pipeline_stage_id": [0, 0, 1, 2, 2]}, {"pipeline_stage_id": [0, 1, 1, 1, 2]}])
     assert three == [[2, expected], [1, expected]]
 

@@ -76,7 +76,7 @@ def test_verbatim_command_with_overrides_and_flags_in_any_order(environment, tmp
     saved = yaml.safe_load((out / "config.yaml").read_text())
     assert saved["model"]["cfg"]["vocab_size"] == 512
     assert saved["train"]["global_batch_size"] == 8
-    files = [path for path in (out / "model_final").rglob("*") if path.is_file()]
+    files = list((out / "checkpoints" / "step-00000040").iterdir())
     foreseen = checkpoint_bytes(load_config(str(out / "config.yaml")))
     assert foreseen == pytest.approx(sum(path.stat().st_size for path in files), rel=0.1)
     logged = read_metrics(out / "metrics.jsonl")

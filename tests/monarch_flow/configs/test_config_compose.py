@@ -97,6 +97,7 @@ VIT_S = {
         "mode": "max",
         "patience": 100,
         "min_delta": 0.0,
+        "max_minutes": None,
     },
     "callbacks.learning_rate_monitor.logging_interval": "step",
     "callbacks.speed_monitor.intra_step_time": True,

@@ -10,7 +10,7 @@ from oneflow import nn
 
 from flow_train.metrics import console
 from flow_train.metrics.console import EpochLines, Progress
-from flow_train.options import Position
+from flow_train.options import Position, TrainerOptions
 from monarch_flow.engine.sparse_to_dense import SparseToDense
 from monarch_flow.layers import MonarchLinear
 
@@ -33,7 +33,7 @@ def test_silence_is_broken(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     bar, position = Progress(20, "batch"), Position(3, 0, 100)
-    lines = EpochLines(bar, position, 115, 2)
+    lines = EpochLines(bar, position, 115, TrainerOptions(accumulate=2))
     for _ in range(10):
         now[0] += 6
         position.batch += 2
