@@ -422,7 +422,7 @@ def step_of(folder: Path) -> int | None:
 
 def _serial(folder: Path) -> int:
     """The save's number within its run, counted from 1; 0 if that cannot be read."""
-    content = _content_of(folder)
+    content = content_of(folder)
     return 0 if content is None else int(content["serial"])
 
 
@@ -630,7 +630,7 @@ def _same(folder: Path, content: Mapping[str, Any], own: Sequence[Path]) -> Path
     of another save: one that was killed before all machines had it."""
     named = [each for each in own if each.name == folder.name]
     for each in (*named, *own):
-        theirs = _content_of(each)
+        theirs = content_of(each)
         if theirs is not None and theirs["files"] == content["files"]:
             return each
     return named[0] if named else folder
@@ -720,7 +720,7 @@ def _of_key(arrays: Mapping[str, np.ndarray], key: str) -> dict[str, np.ndarray]
     return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
 
 
-def _content_of(folder: Path) -> dict[str, Any] | None:
+def content_of(folder: Path) -> dict[str, Any] | None:
     """What the checkpoint says of itself, not verified; None if that cannot be read."""
     try:
         content = json.loads((folder / _STATE).read_bytes())["content"]

@@ -83,10 +83,11 @@ def load_eager_state(
     for key, name, array in checked(model, optimizer, arrays):
         entry = state["state"].setdefault(positions[name], {})
         if parameters[name].is_global:
-            entry[EAGER_KEYS.get(key, key)] = flow.zeros_like(parameters[name])
-            distributed.set_value(entry[EAGER_KEYS.get(key, key)], array)
+            value = flow.zeros_like(parameters[name])
+            distributed.set_value(value, array)
         else:
-            entry[EAGER_KEYS.get(key, key)] = flow.tensor(np.ascontiguousarray(array))
+            value = flow.tensor(np.ascontiguousarray(array))
+        entry[EAGER_KEYS.get(key, key)] = value
     optimizer.load_state_dict(state)
 
 

@@ -27,6 +27,7 @@ from libai.utils.logger import setup_logger
 from omegaconf import DictConfig, ListConfig
 from oneflow import nn
 
+from flow_train.metrics.work import training_flops
 from libai_projects import weights
 from libai_projects.engine.adapt import amp_precision
 from libai_projects.engine.check_files import weights_format
@@ -203,8 +204,7 @@ def make_task(cfg: DictConfig) -> LibaiTask:
         logger.debug("no MFU: another model may have other names for its sizes")
     return LibaiTask(
         tokens,
-        # Of training; the backward pass has two thirds of them, and each takes two.
-        None if flops is None or tokens is None else flops / 6,
+        None if flops is None or tokens is None else flops / training_flops(1),
         lambda: _make_evaluator(cfg),
         cfg.train.test_micro_batch_size * replicas(),
         cfg.train.evaluation.eval_iter,

@@ -18,7 +18,6 @@ from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
 from libai.config import try_get_key
-from libai.utils import distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from oneflow import nn
 
@@ -27,6 +26,7 @@ from flow_train.checkpoint.folders import (
     CURVES_NAME,
     Checkpoint,
     checkpoint_folder,
+    content_of,
     newest_checkpoint,
     require_no_other_run,
 )
@@ -44,6 +44,7 @@ from libai_projects.engine.steps import LibaiEagerStep, LibaiGraphStep
 from libai_projects.engine.task import RESULTS, SPLITS, metric_of, replicas
 from libai_projects.weights import load, load_into, old_runs
 from libai_projects.weights.monarch import KEYS, in_libai_layout
+from monarch_flow.engine.sparse_to_dense import TOLERANCE, share_of
 from monarch_flow.projection import densify_training_state, structured_layers
 
 METRICS_NAME = "metrics.json"
@@ -53,8 +54,9 @@ _OF_A_RUN = (
     *("model_*", "last_checkpoint", "checkpoints", f"{CONFIG_BACKUP}*", "log.txt*", METRICS_NAME),
     *(JSONL_NAME, CSV_NAME, "wandb", CURVES_NAME, "tensorboard", EVALUATION),
 )
-# Two orders of summation in float32 differ by less.
-TOLERANCE = 1e-5
+# LiBai's names by ours.
+_SPLITS: Mapping[str, str] = {ours: theirs for theirs, ours in SPLITS.items()}
+_RESULTS: Mapping[str, str] = {ours: theirs for theirs, ours in RESULTS.items()}
 
 logger = logging.getLogger("libai_projects")
 
@@ -108,11 +110,8 @@ def _move_aside(folder: Path) -> list[str]:
 
 def is_ours(checkpoint: Path) -> bool:
     """Whether a checkpoint is of a LiBai config."""
-    try:
-        content = json.loads((checkpoint / "state.json").read_bytes())["content"]
-        return "dataloader" in content["state"]["config"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    content = content_of(checkpoint)
+    return content is not None and "dataloader" in (content["state"].get("config") or {})
 
 
 def train(cfg: DictConfig, backend: Backend, *, resume: bool, profile: int | None = None) -> Any:
@@ -151,7 +150,6 @@ def train(cfg: DictConfig, backend: Backend, *, resume: bool, profile: int | Non
         if state.get("phase") == "dense":
             parts.make_dense(cfg)
         model = parts.make_model(cfg)
-        logger.info("%s weights", f"{sum(weight.numel() for weight in model.parameters()):,}")
         if resumed is not None:
             load_model(model, resumed)
         elif settings.get("load_weight"):
@@ -292,8 +290,6 @@ class MetricsJson(Logger):
         "lr": "lr",
         "grad_norm": "grad_norm",
     }
-    _SPLITS: Mapping[str, str] = {ours: theirs for theirs, ours in SPLITS.items()}
-    _RESULTS: Mapping[str, str] = {ours: theirs for theirs, ours in RESULTS.items()}
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -305,8 +301,8 @@ class MetricsJson(Logger):
                 theirs: values[ours] for ours, theirs in self._OF_STEPS.items() if ours in values
             }
         else:
-            prefix = self._SPLITS.get(split, split)
-            line = {f"{prefix}/{self._RESULTS.get(n, n)}": value for n, value in values.items()}
+            prefix = _SPLITS.get(split, split)
+            line = {f"{prefix}/{_RESULTS.get(n, n)}": value for n, value in values.items()}
         # JSON has no NaN.
         finite = {name: v if math.isfinite(v) else None for name, v in line.items()}
         self._file.write(json.dumps({"iteration": step, **finite}, sort_keys=True) + "\n")
@@ -341,8 +337,7 @@ class SparseToDense(Hook):
         self._fraction, self._cfg = fraction, cfg
 
     def _first(self, trainer: Run) -> int:
-        # 0.7 * 30 is a little more than 21 in binary.
-        return math.ceil(round(self._fraction * self._cfg.train.train_iter, 6))
+        return share_of(self._fraction, self._cfg.train.train_iter)
 
     def outlook(self, trainer: Run) -> str:
         if not structured_layers(trainer.model):
@@ -428,7 +423,7 @@ def evaluate(cfg: DictConfig, backend: Backend, weights: str) -> object:
     task = parts.make_task(cfg)
     results = {}
     for split, loader in loaders.evaluated.items():
-        name = MetricsJson._SPLITS.get(split, split)
+        name = _SPLITS.get(split, split)
         found = task.evaluate(evaluated, loader, backend)
         results |= {f"{name}/{key}": value for key, value in found.values.items()}
     if distributed.is_main():
@@ -446,6 +441,6 @@ def describe(cfg: DictConfig, model: nn.Module) -> str:
         f"{type(model).__name__} of {weights:,} weights: data {replicas()} x tensor "
         f"{sizes.tensor_parallel_size} x pipeline "
         f"{sizes.pipeline_parallel_size} processes, batch {cfg.train.global_batch_size} = "
-        f"{cfg.train.train_micro_batch_size} x {dist.get_data_parallel_size()} x "
+        f"{cfg.train.train_micro_batch_size} x {replicas()} x "
         f"{cfg.train.num_accumulation_steps} accumulation steps"
     )

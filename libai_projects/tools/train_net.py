@@ -122,7 +122,7 @@ class _Line(logging.Formatter):
 
 def _set_up_log(cfg: DictConfig) -> None:
     """Send LiBai's log lines and ours to the console and to log.txt, and only to log.txt what LiBai
-    prints of all modules and what our console line of an evaluation says."""
+    prints of all modules and of evaluations, which have a line of ours."""
     # These are the arguments that set_up passes; it then finds the logger set up.
     setup_logger(cfg.train.output_dir, distributed_rank=distributed.rank())
     handlers = logging.getLogger("libai").handlers
@@ -138,8 +138,7 @@ def _set_up_log(cfg: DictConfig) -> None:
 
 def _is_for_console(record: logging.LogRecord) -> bool:
     return not (
-        record.getMessage().startswith(("Model:\n", "Evaluation results for"))
-        or record.name.startswith("libai.evaluation")
+        record.getMessage().startswith("Model:\n") or record.name.startswith("libai.evaluation")
     )
 
 
@@ -178,9 +177,9 @@ def _run(argv: Sequence[str], describe: Callable[[DictConfig], list[str]]) -> in
             raise UserError(text) from error
 
 
-def _in_words(error: Exception) -> str | None:
+def _in_words(error: OSError) -> str | None:
     """What a user can do about an error; None where it is not theirs to mend."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{error}: make room, then go on from the last checkpoint with --resume"
     return None
 

@@ -41,8 +41,7 @@ class SparseToDense(Hook):
 
     def epoch(self, calendar: Calendar) -> int:
         """The epoch that begins with dense layers."""
-        # 0.7 * 30 is a little more than 21 in binary.
-        return math.ceil(round(self.fraction * calendar.total_epochs(), 6))
+        return share_of(self.fraction, calendar.total_epochs())
 
     def outlook(self, trainer: Run) -> str:
         if not structured_layers(trainer.model):
@@ -60,6 +59,12 @@ class SparseToDense(Hook):
         layers = structured_layers(trainer.model)
         if layers and trainer.position.epoch >= self.epoch(trainer.calendar):
             switch(trainer, layers)
+
+
+def share_of(fraction: float, count: int) -> int:
+    """A share of so many epochs or steps, rounded up."""
+    # 0.7 * 30 is a little more than 21 in binary.
+    return math.ceil(round(fraction * count, 6))
 
 
 def switch(trainer: Run, layers: Mapping[str, nn.Module]) -> None:
