@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from flow_train.sharding import MODES
-from libai_projects.config import load_config
+from libai_projects.command.config import load_config
 from libai_projects.projects.Llama import flags as llama_flags
 from libai_projects.text.token_files import Description
 from monarch_flow.config import SCHEMA

@@ -1,1 +1,1 @@
-"""Our layer over LiBai's engine: command line, checks before the start, training, evaluation."""
+"""A LiBai config on flow_train: what it is made of, its steps, its losses, a run."""

@@ -29,12 +29,12 @@ from oneflow import nn
 
 from flow_train.metrics.work import training_flops
 from libai_projects import weights
-from libai_projects.engine.adapt import amp_precision
-from libai_projects.engine.check_files import weights_format
-from libai_projects.engine.data import use_ours
+from libai_projects.command.adapt import amp_precision
+from libai_projects.command.check_files import weights_format
 from libai_projects.engine.steps import Maker
 from libai_projects.engine.task import SPLITS, LibaiTask, Loader, replicas
 from libai_projects.models.families import table_of
+from libai_projects.text.loaders import use_ours
 from libai_projects.weights.monarch import KEYS
 
 logger = logging.getLogger("libai_projects")

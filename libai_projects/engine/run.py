@@ -37,9 +37,9 @@ from flow_train.metrics.log import CSV_NAME, JSONL_NAME, Logger
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.options import Position, TrainerOptions
 from flow_train.session import Data, Identity, Recipe, Session
+from libai_projects.command.adapt import amp_precision
+from libai_projects.command.check_files import CONFIG_BACKUP, read_backup, weights_format
 from libai_projects.engine import parts
-from libai_projects.engine.adapt import amp_precision
-from libai_projects.engine.check_files import CONFIG_BACKUP, read_backup, weights_format
 from libai_projects.engine.steps import LibaiEagerStep, LibaiGraphStep
 from libai_projects.engine.task import RESULTS, SPLITS, metric_of, replicas
 from libai_projects.weights import load, load_into, old_runs

@@ -18,7 +18,7 @@ from libai.utils import distributed as dist
 from oneflow import nn
 
 from flow_train.task import Batch, Figure, Sum, Task, Tensors
-from libai_projects.engine.perplexity import evaluate_on
+from libai_projects.text.perplexity import evaluate_on
 
 # LiBai's names of splits and of results, and those in metrics.jsonl.
 SPLITS = {"validation": "val"}

@@ -22,7 +22,7 @@ from oneflow_accel import distributed, launched, watchdog
 from oneflow_accel.agree import everywhere, on_rank_0, plain_values, require_same
 from oneflow_accel.errors import UserError
 
-from libai_projects.engine.check_files import OF_A_MACHINE
+from libai_projects.command.check_files import OF_A_MACHINE
 from libai_projects.inference import lockstep
 from libai_projects.inference.jobs import ClosedError, GeneratedText, Job, NoTextsError, Worker
 from libai_projects.inference.options import (

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 from flow_train.cli import Parser
 from flow_train.config.flags import Flags, flag
 from flow_train.config.keys import Above0, Count, Positive
-from libai_projects.engine.checks import Layout
+from libai_projects.command.checks import Layout
 from libai_projects.generation import GenerationOptions
 from libai_projects.inference.requests import Limits
 from libai_projects.inference.text_pipeline import DEFAULT_OPTIONS

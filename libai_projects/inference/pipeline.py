@@ -18,9 +18,9 @@ from libai.utils import distributed as dist
 from omegaconf import DictConfig, OmegaConf
 
 from libai_projects import weights
-from libai_projects.config import apply_overrides, load_config
-from libai_projects.engine.check_files import OF_A_MACHINE
-from libai_projects.engine.checks import check_model
+from libai_projects.command.check_files import OF_A_MACHINE
+from libai_projects.command.checks import check_model
+from libai_projects.command.config import apply_overrides, load_config
 from libai_projects.generation import GenerationOptions
 from libai_projects.inference.options import MODES, check_stages, choose_layout
 from libai_projects.inference.text_pipeline import TextPipeline, Words

@@ -37,9 +37,10 @@ from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
 from flow_train.metrics import console
-from libai_projects.config import apply_overrides, load_config
-from libai_projects.engine import adapt, check_files, checks, parts, run
-from libai_projects.engine.arguments import Options, parse_options
+from libai_projects.command import adapt, check_files, checks
+from libai_projects.command.arguments import Options, parse_options
+from libai_projects.command.config import apply_overrides, load_config
+from libai_projects.engine import parts, run
 
 logger = logging.getLogger("libai_projects")
 

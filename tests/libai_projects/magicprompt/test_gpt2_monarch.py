@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
 from libai_projects import weights
-from libai_projects.engine.checks import Layout, check_model
+from libai_projects.command.checks import Layout, check_model
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from libai_projects.weights import monarch

@@ -31,13 +31,13 @@ if os.environ.get(VARIABLE):
     def set_up(cfg: Any, resume: bool) -> None:
         default_setup(cfg, Namespace(resume=resume, config_file=""))
 else:
-    from libai_projects.engine.data import (
+    from libai_projects.engine.parts import set_up
+    from libai_projects.text.loaders import (
         BlockIndexedDataset,
         CyclicSampler,
         build_nlp_train_val_test_loader,
     )
-    from libai_projects.engine.parts import set_up
-    from libai_projects.engine.perplexity import PPLEvaluator, evaluate_on
+    from libai_projects.text.perplexity import PPLEvaluator, evaluate_on
 
 FOLDER = Path(sys.argv[1])
 PLACED = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}

@@ -183,7 +183,7 @@ def run_libais(config: Any, options: dict[str, Any], result: dict[str, Any]) -> 
     from libai.engine import DefaultTrainer, default_setup
     from libai.engine.trainer import HookBase
 
-    from libai_projects.engine.data import use_ours
+    from libai_projects.text.loaders import use_ours
 
     class Record(HookBase):
         def after_step(self) -> None:
@@ -218,7 +218,8 @@ def run_libais(config: Any, options: dict[str, Any], result: dict[str, Any]) -> 
 
 
 def run_ours(config: Any, options: dict[str, Any], result: dict[str, Any]) -> None:
-    from libai_projects.engine import adapt, parts
+    from libai_projects.command import adapt
+    from libai_projects.engine import parts
     from libai_projects.engine import run as engine
     from libai_projects.engine.task import LibaiTask
 

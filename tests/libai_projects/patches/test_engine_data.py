@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from libai.data.data_utils import helpers
 
-from libai_projects.engine import data
-from libai_projects.engine.data import BlockIndexedDataset, build_sample_idx
+from libai_projects.text import loaders as data
 from libai_projects.text.indexed_dataset import get_indexed_dataset
+from libai_projects.text.loaders import BlockIndexedDataset, build_sample_idx
 from tests.libai_projects.patches.engine_run import write_dataset
 
 

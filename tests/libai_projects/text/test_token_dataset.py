@@ -16,7 +16,6 @@ import pytest
 from libai.data.data_utils import indexed_dataset as libai
 from libai.data.structures import Instance
 
-from libai_projects.engine.data import GPT2Dataset
 from libai_projects.text.indexed_dataset import (
     DTYPES,
     DatasetWriter,
@@ -24,6 +23,7 @@ from libai_projects.text.indexed_dataset import (
     dtype_for_vocabulary,
     get_indexed_dataset,
 )
+from libai_projects.text.loaders import GPT2Dataset
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 # Documents of one and of several sequences.

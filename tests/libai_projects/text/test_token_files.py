@@ -14,8 +14,8 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from libai_projects.engine.data import TokenFiles
 from libai_projects.text import indexed_dataset
+from libai_projects.text.loaders import TokenFiles
 from libai_projects.text.prepare import main
 from libai_projects.text.token_files import (
     Description,
@@ -375,3 +375,12 @@ def test_prepare_without_the_tokenizer(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([str(tmp_path / "a.txt"), *options]) == 2
     assert "prepare.py: error: there is no tokenizer at " in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_the_config_of_an_older_run_finds_its_data_set() -> None:
+    from libai.config import instantiate
+    from omegaconf import OmegaConf
+
+    node = {"_target_": "libai_projects.engine.data.RandomTokens", "vocab_size": 9}
+    made = instantiate(OmegaConf.create({**node, "max_seq_length": 4, "samples": 3}))
+    assert len(made) == 3 and made[0].get("input_ids").tensor.shape == (4,)

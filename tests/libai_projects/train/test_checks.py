@@ -23,10 +23,11 @@ from flow_train.checkpoint.folders import CheckpointManager
 from flow_train.config.overrides import config_keys
 from flow_train.config.schema import phrase
 from flow_train.metrics.work import training_flops
-from libai_projects.config import SCHEMA, apply_overrides, check_keys, load_config
-from libai_projects.engine import adapt, check_files, checks, parts, run
-from libai_projects.engine.arguments import Options
-from libai_projects.engine.checks import Layout
+from libai_projects.command import adapt, check_files, checks
+from libai_projects.command.arguments import Options
+from libai_projects.command.checks import Layout
+from libai_projects.command.config import SCHEMA, apply_overrides, check_keys, load_config
+from libai_projects.engine import parts, run
 from tests.libai_projects.train.conftest import CONFIG, PROJECTS, TINY
 
 

@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from flow_train.config.overrides import config_keys
-from libai_projects.config import apply_overrides, load_config
-from libai_projects.engine import arguments
-from libai_projects.engine.arguments import parse_options
+from libai_projects.command import arguments
+from libai_projects.command.arguments import parse_options
+from libai_projects.command.config import apply_overrides, load_config
 from tests.libai_projects.train.conftest import PROJECTS
 
 NAME = "gpt2_training.py"

@@ -9,8 +9,8 @@ from libai.config import LazyCall
 from libai.data import build_nlp_train_val_test_loader
 
 from libai_projects.configs import get_config
-from libai_projects.engine.data import TokenFiles
 from libai_projects.projects.Llama.schedule import warmup_cosine
+from libai_projects.text.loaders import TokenFiles
 
 graph = get_config("common/models/graph.py").graph
 train = get_config("common/train.py").train

@@ -36,7 +36,7 @@ def evaluate_on(
     outputs)` computes on the devices what `process` needs, so that only this goes to the main
     process.
 
-    `batch_size` counts the rows of all processes; the samplers of `engine.data` put what fills up
+    `batch_size` counts the rows of all processes; the samplers of `text.loaders` put what fills up
     the last batch at its end. `get_batch` makes global tensors by field. Returns the results on the
     main process, {} on others; the model is afterwards in the mode it was in.
     """

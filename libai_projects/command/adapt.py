@@ -13,10 +13,10 @@ from libai.config import LazyCall, try_get_key
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from flow_train.metrics.profile import ProfileSteps
-from libai_projects.config import name_of
-from libai_projects.engine.data import RandomTokens
+from libai_projects.command.config import name_of
 from libai_projects.models.gpt2.options import FUSIONS
 from libai_projects.text import token_files
+from libai_projects.text.loaders import RandomTokens
 from libai_projects.text.token_files import HELD_OUT_SUFFIX
 
 

@@ -22,9 +22,9 @@ from libai.scheduler import build_lr_scheduler
 from omegaconf import DictConfig
 
 from flow_train.metrics.log import require_loggers
-from libai_projects.config import check_keys, name_of
-from libai_projects.engine import check_files
-from libai_projects.engine.arguments import Options
+from libai_projects.command import check_files
+from libai_projects.command.arguments import Options
+from libai_projects.command.config import check_keys, name_of
 from libai_projects.models import families
 from libai_projects.weights import monarch
 

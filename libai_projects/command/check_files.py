@@ -19,12 +19,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from flow_train.checkpoint.folders import newest_checkpoint
 from flow_train.metrics.work import adamw_states
-from libai_projects.config import name_of
-from libai_projects.engine.arguments import Options
-from libai_projects.engine.data import TokenFiles
+from libai_projects.command.arguments import Options
+from libai_projects.command.config import name_of
 from libai_projects.models.families import table_of
 from libai_projects.text import token_files
 from libai_projects.text.indexed_dataset import MMapTokenDataset
+from libai_projects.text.loaders import TokenFiles
 from libai_projects.weights import old_runs
 from libai_projects.weights.libai_checkpoints import is_libai
 
