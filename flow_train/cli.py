@@ -2,7 +2,7 @@
 them, `config/flags.py`.
 
     parser = cli.Parser(prog="train.py")
-    cli.add_profile_option(parser)
+    parser.add_argument("--epochs", type=cli.at_least(1))
     sys.exit(cli.run("train.py", lambda: train(parser.parse_args())))
 
 `Parser` and how commands end are the device layer's, whose own commands need them too.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
 from oneflow_accel.command import Parser, run
 from oneflow_accel.errors import UserError
@@ -22,8 +21,6 @@ __all__ = [
     "PROFILE",
     "Parser",
     "UserError",
-    "add_dummy_option",
-    "add_profile_option",
     "at_least",
     "run",
     "share",
@@ -35,14 +32,6 @@ PROFILE = (
     "say where the time of this many steps goes, by module and by operator, and end; writes a "
     "trace for Perfetto or chrome://tracing"
 )
-
-
-def add_dummy_option(parser: Any, what: str) -> None:
-    parser.add_argument("--dummy", action="store_true", help=f"random {what}, no disk")
-
-
-def add_profile_option(parser: Any) -> None:
-    parser.add_argument("--profile", metavar="STEPS", type=at_least(1), help=PROFILE)
 
 
 def at_least(least: int) -> Callable[[str], int]:

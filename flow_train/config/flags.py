@@ -68,6 +68,8 @@ class Flags(Group):
     joint: ClassVar[str] = "-"
     # Whether what is on or off takes true or false, and means true without; else --no-NAME is off.
     switches: ClassVar[bool] = False
+    # Whether arguments by position may stand between options.
+    intermixed: ClassVar[bool] = False
 
     @classmethod
     def add_to(cls, parser: Parser) -> None:
@@ -104,7 +106,8 @@ class Flags(Group):
         there, and for values that the model refuses, by the options' names."""
         # Where a name has a value already, argparse leaves its default out.
         absent = argparse.Namespace(**dict.fromkeys(cls.model_fields))
-        typed = vars(parser.parse_args(_with_values(parser, argv), absent))
+        read = parser.parse_intermixed_args if cls.intermixed else parser.parse_args
+        typed = vars(read(_with_values(parser, argv), absent))
         given = {name: text for name, text in typed.items() if text is not None}
         try:
             return cls.model_validate(given)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from flow_train.cli import Parser, add_dummy_option, add_profile_option
+from pydantic import model_validator
+
+from flow_train import cli
+from flow_train.cli import Parser
+from flow_train.config.flags import Flags, flag
+from flow_train.config.keys import Positive
 
 # The config keys that most runs set. tests/libai_projects/train checks that each one exists.
 COMMON_KEYS = {
@@ -36,19 +41,40 @@ COMMON_KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the command line says. `device` None lets the device layer choose; `overrides` are
-    "key=value" texts in the order given."""
+class Options(Flags):
+    """What the command line says. `overrides` are "key=value" texts in the order given."""
 
-    config_file: str
-    resume: bool = False
-    eval_only: bool = False
-    fast_dev_run: bool = False
-    dummy: bool = False
-    profile: int | None = None
-    device: str | None = None
-    overrides: list[str] = field(default_factory=list)
+    intermixed: ClassVar[bool] = True
+
+    config_file: str = flag(None, "CONFIG")
+    "config, .py or .yaml (default: the argument CONFIG)"
+    resume: bool = flag(False)
+    "go on from the last checkpoint in train.output_dir, if any (default: a new run)"
+    eval_only: bool = flag(False)
+    """evaluate train.load_weight, or else the last checkpoint in train.output_dir, on the
+    validation and test data (default: train)"""
+    fast_dev_run: bool = flag(False)
+    """20 steps, evaluation every 10, a log line for each: does everything work? (default: the
+    whole run)"""
+    dummy: bool = flag(False, text="random tokens of the model's vocabulary, no disk")
+    profile: Positive | None = flag(None, "STEPS", cli.PROFILE)
+    device: str | None = flag(None, None, cli.DEVICE)
+    overrides: list[str] = flag(
+        [], "KEY=VALUE", argparse.SUPPRESS, names="overrides", how={"nargs": "*"}
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_config(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The config that is no flag's value is the first text that changes no key."""
+        texts = list(given.get("overrides", ()))
+        if "config_file" in given:
+            return given
+        file = next((text for text in texts if "=" not in text and not text.startswith("~")), None)
+        if file is None:
+            raise ValueError("no config is given: type its file first, or --config-file FILE")
+        texts.remove(file)
+        return {**given, "config_file": file, "overrides": texts}
 
 
 def build_parser() -> Parser:
@@ -64,51 +90,11 @@ def build_parser() -> Parser:
         "All keys and their values of a run: OUTPUT_DIR/config.yaml.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--config-file",
-        metavar="CONFIG",
-        help="config, .py or .yaml (default: the argument CONFIG)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the last checkpoint in train.output_dir, if any (default: a new run)",
-    )
-    parser.add_argument(
-        "--eval-only",
-        action="store_true",
-        help="evaluate train.load_weight, or else the last checkpoint in train.output_dir, on the "
-        "validation and test data (default: train)",
-    )
-    parser.add_argument(
-        "--fast-dev-run",
-        action="store_true",
-        help="20 steps, evaluation every 10, a log line for each: does everything work? "
-        "(default: the whole run)",
-    )
-    add_dummy_option(parser, "tokens of the model's vocabulary")
-    add_profile_option(parser)
-    parser.add_argument(
-        "--device", help="device by name (default: ONEFLOW_ACCEL_DEVICE, else the best that works)"
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=argparse.SUPPRESS)
+    Options.add_to(parser)
     return parser
 
 
 def parse_options(argv: Sequence[str]) -> Options:
-    """Read the command line.
-
-    Raises:
-        UserError: an option that does not exist (names the nearest one), or one without its value.
-        SystemExit: after --help.
-    """
-    parser = build_parser()
-    options = vars(parser.parse_intermixed_args(argv))
-    if options["config_file"] is None:
-        texts = options["overrides"]
-        file = next((text for text in texts if "=" not in text and not text.startswith("~")), None)
-        if file is None:
-            parser.error("no config is given: type its file first, or --config-file FILE")
-        texts.remove(file)
-        options["config_file"] = file
-    return Options(**options)
+    """Read the command line; UserError for an option that does not exist (names the nearest one),
+    or one without its value."""
+    return Options.parse(build_parser(), argv)

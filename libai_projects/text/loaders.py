@@ -7,8 +7,6 @@ a document, and the last block.
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,8 +24,6 @@ from oneflow.utils.data.dataset import ConcatDataset
 from libai_projects.text.indexed_dataset import get_indexed_dataset
 from libai_projects.text.perplexity import PPLEvaluator
 from libai_projects.text.token_files import TokenWindows
-
-logger = logging.getLogger("libai_projects")
 
 
 class CyclicSampler(samplers.CyclicSampler):
@@ -111,96 +107,43 @@ def _order(sampler: Any, seed: int) -> Sequence[int]:
     return flow.randperm(sampler.data_size, generator=generator).tolist()
 
 
-def build_sample_idx(sizes: np.ndarray, max_seq_length: int) -> np.ndarray:
-    """Where each sample of `max_seq_length + 1` tokens begins; neighbours share one token.
-
-    `sizes` (sequences,) int64 are tokens. Returns int64 (samples + 1, 2): sequence and offset in
-    it. Sample i reaches from row i up to the token of row i + 1; there are (tokens - 1) //
-    max_seq_length.
-    """
-    ends = np.cumsum(sizes, dtype=np.int64)
-    tokens = int(ends[-1]) if len(ends) else 0
-    positions = np.arange((tokens - 1) // max_seq_length + 1, dtype=np.int64) * max_seq_length
-    # Take the first sequence that ends after the position, which passes over empty ones.
-    sequences = np.searchsorted(ends, positions, side="right")
-    offsets = positions - (ends[sequences] - sizes[sequences])
-    return np.stack([sequences, offsets], axis=1).astype(np.int64)
-
-
-def index_of_blocks(data_prefix: str, sizes: np.ndarray, max_seq_length: int) -> np.ndarray:
-    """`build_sample_idx`, mapped from the file where LiBai keeps it: the processes of a node share
-    that memory. An index of other data, or by LiBai's rule, is replaced. Every process calls it.
-    Raises DataError where the dataset does not fill one sample."""
-    tokens = int(sizes.sum())
-    if tokens <= max_seq_length:
-        raise DataError(
-            f"the dataset {data_prefix} has {tokens} tokens, and one sample takes "
-            f"{max_seq_length + 1} (max_seq_length + 1): add text or lower max_seq_length"
-        )
-    file = f"{data_prefix}_{max_seq_length}msl_sample_idx.npy"
-    built = build_sample_idx(sizes, max_seq_length)
-    if builds_index_files() and not _is_index(file, built):
-        try:
-            _save_index(file, built)
-        except OSError as error:
-            logger.warning("%s is not written (%s); held in memory", file, error)
-    dist.synchronize()
-    return np.load(file, mmap_mode="r") if _is_index(file, built) else built
-
-
-def builds_index_files() -> bool:
-    """Whether this process writes the index files: one on each node, or only one where
-    IS_SHARED_FILE=1 says that the nodes see the same files."""
-    if os.environ.get("IS_SHARED_FILE", "0") == "1":
-        return flow.env.get_rank() == 0
-    return dist.get_local_rank() == 0
-
-
-def _save_index(file: str, index: np.ndarray) -> None:
-    """Write an index file that is whole whenever another process sees it."""
-    temporary = f"{file}.tmp-{os.getpid()}"
-    try:
-        with open(temporary, "wb") as stream:
-            np.save(stream, index, allow_pickle=False)
-        os.replace(temporary, file)
-    except OSError:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-        raise
-
-
-def _is_index(file: str, built: np.ndarray) -> bool:
-    try:
-        return np.array_equal(np.load(file, mmap_mode="r"), built)
-    except (OSError, ValueError):
-        return False
-
-
 class BlockIndexedDataset(data_utils.BlockIndexedDataset):
-    """All tokens of an indexed dataset in blocks; see `build_sample_idx`."""
+    """All tokens of an indexed dataset in blocks of `max_seq_length + 1`, neighbours sharing one:
+    there are (tokens - 1) // max_seq_length. DataError where the dataset does not fill one."""
 
     def __init__(self, data_prefix: str, indexed_dataset: Any, max_seq_length: int = 512) -> None:
         self.max_seq_length = max_seq_length
         self.indexed_dataset = indexed_dataset
-        sizes = np.asarray(indexed_dataset.sizes, dtype=np.int64)
-        self.sample_idx = index_of_blocks(data_prefix, sizes, max_seq_length)
+        # By sequence, the number of tokens up to its end.
+        self._ends = np.cumsum(indexed_dataset.sizes, dtype=np.int64)
+        tokens = int(self._ends[-1]) if len(self._ends) else 0
+        self._blocks = (tokens - 1) // max_seq_length
+        if self._blocks < 1:
+            raise DataError(
+                f"the dataset {data_prefix} has {tokens} tokens, and one sample takes "
+                f"{max_seq_length + 1} (max_seq_length + 1): add text or lower max_seq_length"
+            )
+
+    def __len__(self) -> int:
+        return self._blocks
 
     def __getitem__(self, index: int) -> np.ndarray:
-        first, begin = (int(number) for number in self.sample_idx[index])
-        last, end = (int(number) for number in self.sample_idx[index + 1])
-        if first == last:
-            return self._tokens(first, begin, end + 1)
-        # Join the rest of the first sequence, those in between, and the beginning of the last.
-        between = [self._tokens(sequence) for sequence in range(first + 1, last)]
-        return np.concatenate(
-            [self._tokens(first, begin), *between, self._tokens(last, 0, end + 1)]
-        )
+        position = int(index) * self.max_seq_length
+        # The first sequence that ends after it, which passes over empty ones.
+        sequence = int(np.searchsorted(self._ends, position, side="right"))
+        start = position - (int(self._ends[sequence - 1]) if sequence else 0)
+        parts, lacking = [], self.max_seq_length + 1
+        while lacking:
+            parts.append(self._tokens(sequence, start, start + lacking))
+            lacking -= len(parts[-1])
+            sequence, start = sequence + 1, 0
+        return np.concatenate(parts)
 
-    def _tokens(self, sequence: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        if hasattr(self.indexed_dataset, "get"):
-            length = None if stop is None else stop - start
-            return self.indexed_dataset.get(sequence, offset=start, length=length)
-        return self.indexed_dataset[sequence][start:stop]
+    def _tokens(self, sequence: int, start: int, stop: int) -> np.ndarray:
+        if not hasattr(self.indexed_dataset, "get"):
+            return self.indexed_dataset[sequence][start:stop]
+        stop = min(stop, int(self.indexed_dataset.sizes[sequence]))
+        return self.indexed_dataset.get(sequence, offset=start, length=stop - start)
 
 
 class GPT2Dataset(datasets.GPT2Dataset):

@@ -383,4 +383,5 @@ def test_the_config_of_an_older_run_finds_its_data_set() -> None:
 
     node = {"_target_": "libai_projects.engine.data.RandomTokens", "vocab_size": 9}
     made = instantiate(OmegaConf.create({**node, "max_seq_length": 4, "samples": 3}))
-    assert len(made) == 3 and made[0].get("input_ids").tensor.shape == (4,)
+    assert len(made) == 3
+    assert made[0].get("input_ids").tensor.shape == (4,)

@@ -30,6 +30,8 @@ from libai_projects.command.config import SCHEMA, apply_overrides, check_keys, l
 from libai_projects.engine import parts, run
 from tests.libai_projects.train.conftest import CONFIG, PROJECTS, TINY
 
+OPTIONS = Options(config_file=CONFIG)
+
 
 @pytest.fixture
 def make_cfg(prompts, monkeypatch, tmp_path):
@@ -53,7 +55,7 @@ def refused(check, *parts: str) -> None:
 
 def test_sound_run_passes(make_cfg):
     cfg = make_cfg()
-    checks.check_run(cfg, Options(CONFIG))
+    checks.check_run(cfg, OPTIONS)
     assert cfg.train.global_batch_size == 4
     assert cfg.train.num_accumulation_steps == 1
     assert cfg.model.cfg.vocab_size_real == 400
@@ -195,16 +197,20 @@ def test_batch_sizes_that_contradict(make_cfg, given, parts):
     ],
 )
 def test_settings_that_cannot_be(make_cfg, override, part):
-    refused(lambda: checks.check_run(make_cfg(*override.split()), Options(CONFIG)), part)
+    refused(lambda: checks.check_run(make_cfg(*override.split()), OPTIONS), part)
 
 
 def test_a_config_file_is_held_to_the_schema(make_cfg):
     """Not only what is typed; what is null there is as if it were not."""
     cfg = make_cfg("train.train_epoch=1")
     cfg.train.train_iter = None
-    checks.check_run(cfg, Options(CONFIG))
+    checks.check_run(cfg, OPTIONS)
     cfg.train.max_minutes, cfg.train.evaluation.eval_mode = -3, "lower"
-    refused(lambda: checks.check_run(cfg, Options(CONFIG)), "max_minutes=-3", "eval_mode='lower'")
+    refused(
+        lambda: checks.check_run(cfg, OPTIONS),
+        "max_minutes=-3",
+        "eval_mode='lower'",
+    )
 
 
 @pytest.mark.parametrize("value", [10**23, 10**400, math.nan, math.inf, -math.inf])
@@ -245,7 +251,7 @@ def test_numbers_that_nothing_can_hold(make_cfg, value):
     ],
 )
 def test_settings_at_their_limits_pass(make_cfg, override):
-    checks.check_run(make_cfg(override), Options(CONFIG))
+    checks.check_run(make_cfg(override), OPTIONS)
 
 
 def test_several_mistakes_are_one_error(make_cfg, tmp_path):
@@ -256,7 +262,7 @@ def test_several_mistakes_are_one_error(make_cfg, tmp_path):
         "train.train_iter=0",
     )
     parts = ("none.json", "MAGICPROMPT_VOCAB", "data_prefix", "MAGICPROMPT_DATA", "2 processes")
-    refused(lambda: checks.check_run(cfg, Options(CONFIG)), *parts, "nothing to train")
+    refused(lambda: checks.check_run(cfg, OPTIONS), *parts, "nothing to train")
 
 
 @pytest.mark.parametrize("suffix", [".idx", ".bin"])
@@ -266,38 +272,44 @@ def test_damaged_data(make_cfg, prompts, tmp_path, suffix):
     file = tmp_path / f"data{suffix}"
     file.write_bytes(file.read_bytes()[:-10])
     prefix = f"dataloader.train.dataset.0.data_prefix={tmp_path / 'data'}"
-    refused(lambda: checks.check_run(make_cfg(prefix), Options(CONFIG)), str(file), "truncated")
+    refused(
+        lambda: checks.check_run(make_cfg(prefix), OPTIONS),
+        str(file),
+        "truncated",
+    )
 
 
 def test_too_little_data_for_a_batch(make_cfg):
     cfg = make_cfg("train.train_micro_batch_size=100000")
-    refused(lambda: checks.check_run(cfg, Options(CONFIG)), "fewer than one batch", "100000")
+    refused(lambda: checks.check_run(cfg, OPTIONS), "fewer than one batch", "100000")
 
 
 def test_output_directory(make_cfg, tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     cfg = make_cfg(f"train.output_dir={file / 'out'}")
-    refused(lambda: check_files.check_output(cfg, Options(CONFIG)), "is a file")
+    refused(lambda: check_files.check_output(cfg, OPTIONS), "is a file")
     usage = SimpleNamespace(total=10**9, used=10**9 - 10**5, free=10**5)
     monkeypatch.setattr(check_files.shutil, "disk_usage", lambda path: usage)
-    refused(lambda: check_files.check_output(make_cfg(), Options(CONFIG)), "0.1 MB are free")
+    refused(lambda: check_files.check_output(make_cfg(), OPTIONS), "0.1 MB are free")
 
 
 def test_directory_that_cannot_be_written_to(make_cfg, tmp_path, monkeypatch):
     # Root may write everywhere, so the system's answer is replaced.
     monkeypatch.setattr(check_files.os, "access", lambda path, mode: False)
-    refused(lambda: check_files.check_output(make_cfg(), Options(CONFIG)), "no permission")
+    refused(lambda: check_files.check_output(make_cfg(), OPTIONS), "no permission")
 
 
 def test_nothing_to_resume_or_evaluate(make_cfg, tmp_path):
     cfg = make_cfg()
-    checks.check_run(cfg, Options(CONFIG, resume=True))
-    refused(lambda: checks.check_run(cfg, Options(CONFIG, eval_only=True)), "load_weight")
+    checks.check_run(cfg, Options(config_file=CONFIG, resume=True))
+    refused(
+        lambda: checks.check_run(cfg, Options(config_file=CONFIG, eval_only=True)), "load_weight"
+    )
     cfg = make_cfg(f"train.load_weight={tmp_path / 'nowhere'}")
-    refused(lambda: checks.check_run(cfg, Options(CONFIG)), "nowhere", "does not exist")
+    refused(lambda: checks.check_run(cfg, OPTIONS), "nowhere", "does not exist")
     cfg = make_cfg(f"train.load_weight={tmp_path}")
-    refused(lambda: checks.check_run(cfg, Options(CONFIG)), "neither")
+    refused(lambda: checks.check_run(cfg, OPTIONS), "neither")
 
 
 def test_run_of_another_model(make_cfg, tmp_path):
@@ -373,12 +385,12 @@ def test_what_prepare_holds_out_is_validated_on(make_cfg, prompts, tmp_path):
     train = cfg.dataloader.train
     assert train.dataset[1].indexed_dataset.data_prefix == str(tmp_path / "data_valid")
     assert train.splits == [[90, 0, 10], [0, 1, 0]]
-    checks.check_run(cfg, Options(CONFIG))
+    checks.check_run(cfg, OPTIONS)
     assert adapt.use_held_out(cfg) == []
     assert adapt.use_held_out(make_cfg()) == []
     wrong = make_cfg("dataloader.train.splits=[[80,20]]")
     assert adapt.use_held_out(wrong) == []
-    refused(lambda: checks.check_run(wrong, Options(CONFIG)), "three shares")
+    refused(lambda: checks.check_run(wrong, OPTIONS), "three shares")
 
 
 def test_flops_of_a_token_of_gpt2(make_cfg, monkeypatch):
