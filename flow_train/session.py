@@ -205,12 +205,11 @@ class Session:
         data: Data,
         recipe: Recipe,
         *,
-        start_epoch: int = 0,
-        start: Position | None = None,
+        start: int | Position = 0,
         test_follows: bool = False,
     ) -> Trainer:
         """Train to the end. The model is on the device, and has the weights of what is resumed. A
-        run that resumes nothing begins at `start_epoch`, any at `start`; `test_follows` is
+        run that resumes nothing begins at epoch `start`, any at a position; `test_follows` is
         `Trainer.fit`'s. UserError if there would be no step; and as `Trainer.fit`."""
         options = recipe.options
         calendar = Calendar(options, len(data.train), recipe.schedule)
@@ -219,13 +218,14 @@ class Session:
                 "an epoch has no step: there are fewer training samples than a batch takes, or its "
                 "steps are limited to 0"
             )
-        if start is None and self.resumed is None:
-            start = Position(start_epoch, 0, start_epoch * calendar.steps_per_epoch)
-        if start_epoch and start is not None and start.step >= calendar.last_step(start):
-            raise UserError(
-                f"epoch {start_epoch} is step {start.step}, and the run ends at step "
-                f"{calendar.last_step(start)}: {options.way_to_more}"
-            )
+        begin = start if isinstance(start, Position) else None
+        if isinstance(start, int) and self.resumed is None:
+            begin = Position(start, 0, start * calendar.steps_per_epoch)
+            if start and begin.step >= calendar.last_step(begin):
+                raise UserError(
+                    f"epoch {start} is step {begin.step}, and the run ends at step "
+                    f"{calendar.last_step(begin)}: {options.way_to_more}"
+                )
         self.claim()
         make_step = recipe.make_step
         if make_step is None:
@@ -251,7 +251,7 @@ class Session:
             log=self.log,
             checkpoints=self._checkpoints,
             resumed=self.resumed,
-            start=start,
+            start=begin,
         )
         trainer.fit(test_follows=test_follows)
         return trainer

@@ -49,11 +49,17 @@ def everywhere(action: Callable[[], T]) -> T:
 
 def whole(tensor: flow.Tensor, to: int | None = 0) -> flow.Tensor:
     """The whole value of a global tensor, detached and local: on the host of process `to`, without
-    elements on the others; or, where that is None, on each process of its placement, on its device.
-    A local tensor is each process's own."""
+    elements on the others; or, where that is None, on every process, on the tensor's device, or on
+    the host where it lies on some processes only. A local tensor is each process's own."""
     # A device may have no room for the whole of what it keeps a part of.
     value = tensor.detach() if to is None else tensor.detach().cpu()
     if not value.is_global:
+        return value
+    if to is None and value.placement.ranks.size < distributed.world_size():
+        value = whole(value)
+        if not distributed.is_main():
+            value = flow.zeros(tuple(tensor.shape), dtype=tensor.dtype)
+        distributed.broadcast([value])
         return value
     value = value.to_global(sbp=[flow.sbp.broadcast] * len(value.sbp))
     if to is not None:

@@ -209,7 +209,7 @@ def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None
     )
     run.identity = Identity(options.arch, json.loads(json.dumps(options.model_dump(), default=str)))
     task = ImageTask(optim.CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
-    trainer = run.fit(model, task, data, recipe, start_epoch=options.start_epoch)
+    trainer = run.fit(model, task, data, recipe, start=options.start_epoch)
     if profile is None:
         best = keeper.best_value
         found = "no epoch was validated" if best is None else f"best Acc@1 {best:.2f}"

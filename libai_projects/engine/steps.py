@@ -84,7 +84,7 @@ class _LibaiStep(TrainStep):
 
     def named_weights(self) -> Iterator[tuple[str, flow.Tensor]]:
         for name, parameter in self.model.named_parameters():
-            yield name, _on_all([parameter.detach()])[0]
+            yield name, agree.whole(parameter, to=None)
 
     def arrays(self) -> tuple[Gathered, Gathered]:
         return Gathered(self.model.state_dict()), Gathered(self._optimizer_tensors())
@@ -94,7 +94,7 @@ class _LibaiStep(TrainStep):
         raise NotImplementedError
 
     def optimizer_arrays(self) -> dict[str, np.ndarray]:
-        return {n: _on_all([t])[0].numpy() for n, t in self._optimizer_tensors().items()}
+        return {n: agree.whole(t, to=None).numpy() for n, t in self._optimizer_tensors().items()}
 
     def own(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         # LiBai's own eager checkpoints have the numbers of the parameters only.
@@ -153,7 +153,7 @@ class LibaiEagerStep(_LibaiStep, EagerStep):
     def named_gradients(self) -> Iterator[tuple[str, flow.Tensor]]:
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.grad is not None:
-                yield name, _on_all([parameter.grad.detach()])[0]
+                yield name, agree.whole(parameter.grad, to=None)
 
     def evaluated_model(self) -> nn.Module:
         return self.model
@@ -273,23 +273,9 @@ def _norm(parameters: Sequence[flow.Tensor]) -> flow.Tensor:
 
 def _local(figures: StepFigures) -> StepFigures:
     """The figures on every process, also of a stage that does not have them."""
-    sums = figures.sums
-    given = [figures.loss, *(each.total for each in sums.values())]
     norm = figures.grad_norm
-    found = _on_all(given if norm is None else [*given, norm])
-    totals = dict(zip(sums, found[1:], strict=False))
     return StepFigures(
-        found[0],
-        {name: Sum(totals[name], each.count) for name, each in sums.items()},
-        None if norm is None else found[-1],
+        agree.whole(figures.loss, to=None),
+        {n: Sum(agree.whole(each.total, to=None), each.count) for n, each in figures.sums.items()},
+        None if norm is None else agree.whole(norm, to=None),
     )
-
-
-def _on_all(values: Sequence[flow.Tensor]) -> list[flow.Tensor]:
-    """Global tensors, whole and local on every process."""
-    own = [agree.whole(value) for value in values]
-    if distributed.world_size() > 1:
-        if not distributed.is_main():
-            own = [flow.zeros(tuple(v.shape), dtype=v.dtype) for v in values]
-        distributed.broadcast(own)
-    return own

@@ -37,7 +37,7 @@ def train(folder: Path, name: str = "linear", *, start_epoch: int = 0, **options
     recipe = Recipe(lambda m: flow.optim.SGD(m.parameters(), lr=0.1), lambda epoch: 0.1, settings)
     with Session(folder, Identity(name), "auto") as run:
         model = run.load(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-        trainer = run.fit(model, ImageTask(), data, recipe, start_epoch=start_epoch)
+        trainer = run.fit(model, ImageTask(), data, recipe, start=start_epoch)
     return trainer.position.step
 
 

@@ -95,7 +95,7 @@ for ranks, sbp in (
     tensor = tensor.to_global(sbp=sbp).requires_grad_()
     for to in (0, 1, None):
         value = agree.whole(tensor, to=to)
-        has = rank in np.ravel(ranks) if to is None else rank == to
+        has = to is None or rank == to
         assert value.is_local and not value.requires_grad, (ranks, sbp, to)
         assert np.array_equal(value.numpy(), array) if has else value.numel() == 0, (ranks, sbp, to)
 print("whole")
@@ -108,7 +108,7 @@ def test_a_tensor_is_whole_where_it_is_wanted(tmp_path: Path) -> None:
     program.write_text(WHOLE)
     result = run_distributed([program], 2, timeout=90)
     assert result.returncode == 0, result.stdout
-    assert result.stdout.count("whole\n") == 2
+    assert result.stdout.count("whole") == 2
 
 
 def test_a_local_tensor_is_whole_as_it_is() -> None:
