@@ -40,27 +40,49 @@ class NonFiniteLossError(UserError):
         self.step = step
 
 
+class JsonLines:
+    """A file of one JSON object per line. Each is handed to the system at once, so a killed run
+    loses only the one in writing, which is removed at the next start."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        if path.exists() and (lost := len(path.read_bytes().rpartition(b"\n")[2])):
+            logger.warning("%s: removed an unfinished last line of %d bytes", path, lost)
+            os.truncate(path, path.stat().st_size - lost)
+        self._file = path.open("a", encoding="utf-8")
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def keep(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Let the file have these lines in place of its own."""
+        self._file.close()
+        replace_file(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class MetricLog:
     """Writes metrics to OUTPUT_DIR/metrics.jsonl, and to OUTPUT_DIR/tensorboard if it is installed;
     nothing unless `enabled`, which only the main process is.
 
     Each line of the file is one object, {"step", "split", "time", "values"}: `time` in seconds
-    since 1970 and `values` by name, where a value that is not finite is null (JSON has no NaN). A
-    line is handed to the system at once, so a killed run loses only the one in writing, which is
-    removed at the next start.
+    since 1970 and `values` by name, where a value that is not finite is null (JSON has no NaN).
     """
 
     def __init__(self, output_dir: Path | str, enabled: bool = True) -> None:
         self.path = Path(output_dir) / JSONL_NAME
         self._tensorboard: TensorBoardLog | None = None
-        self._file = None
+        self._file: JsonLines | None = None
         # Evaluations from before the run was resumed, at the step where it goes on.
         self._earlier: set[tuple[int, str]] = set()
         if not enabled:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_torn_line(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = JsonLines(self.path)
         try:
             self._tensorboard = TensorBoardLog(self.path.parent / "tensorboard")
         except ImportError as error:
@@ -77,7 +99,7 @@ class MetricLog:
             # Evaluated once more: it was killed before a checkpoint said that this was done.
             self._earlier.remove((step, split))
             lines = read_metrics(self.path)
-            self._write_anew([x for x in lines if (x["step"], x["split"]) != (step, split)])
+            self._file.keep([x for x in lines if (x["step"], x["split"]) != (step, split)])
         series = {name: list(v) for name, v in values.items() if isinstance(v, Sequence)}
         numbers = {name: float(v) for name, v in values.items() if not isinstance(v, Sequence)}
         line = {
@@ -85,12 +107,11 @@ class MetricLog:
             "split": split,
             "time": round(time.time(), 3),
             "values": {
-                **{name: _finite_or_none(number) for name, number in numbers.items()},
-                **{name: [_finite_or_none(n) for n in many] for name, many in series.items()},
+                **{name: finite_or_none(number) for name, number in numbers.items()},
+                **{name: [finite_or_none(n) for n in many] for name, many in series.items()},
             },
         }
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._file.add(line)
         if self._tensorboard is not None:
             self._tensorboard.write(step, {f"{split}/{name}": v for name, v in numbers.items()})
 
@@ -99,7 +120,7 @@ class MetricLog:
         if self._file is None:
             return
         lines = [line for line in read_metrics(self.path) if line["step"] <= step]
-        self._write_anew(lines)
+        self._file.keep(lines)
         self._earlier = {
             (step, line["split"])
             for line in lines
@@ -107,15 +128,6 @@ class MetricLog:
         }
         if self._tensorboard is not None:
             self._tensorboard.forget_after(step)
-
-    def _write_anew(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        if self._file is not None:
-            self._file.close()
-        temporary = self.path.with_name(f".tmp-{self.path.name}")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-        os.replace(temporary, self.path)
-        self._file = self.path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         if self._file is not None:
@@ -126,7 +138,7 @@ class MetricLog:
             self._tensorboard = None
 
 
-def _finite_or_none(number: float) -> float | None:
+def finite_or_none(number: float) -> float | None:
     return float(number) if math.isfinite(number) else None
 
 
@@ -188,16 +200,6 @@ class TensorBoardLog:
         event = self._event_pb2.Event(wall_time=time.time(), step=step, **content)
         self._writer.add_event(event)
         self._writer.flush()
-
-
-def _remove_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        logger.warning("%s: removed an unfinished last line of %d bytes", path, len(data) - whole)
-        os.truncate(path, whole)
 
 
 class StepWindow:

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from flow_train.checkpoint.folders import (
 from flow_train.checkpoint.whole import Spread
 from flow_train.files import replace_file, take_lock
 from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint, Run
-from flow_train.metrics.log import CSV_NAME, JSONL_NAME, Logger
+from flow_train.metrics.log import CSV_NAME, JSONL_NAME, JsonLines, Logger, finite_or_none
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.options import Position, TrainerOptions
 from flow_train.session import Data, Identity, Recipe, Session
@@ -293,7 +294,7 @@ class MetricsJson(Logger):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("a", encoding="utf-8")
+        self._file = JsonLines(path)
 
     def log(self, step: int, values: Mapping[str, float], split: str) -> None:
         if split == "train":
@@ -303,23 +304,18 @@ class MetricsJson(Logger):
         else:
             prefix = _SPLITS.get(split, split)
             line = {f"{prefix}/{_RESULTS.get(n, n)}": value for n, value in values.items()}
-        # JSON has no NaN.
-        finite = {name: v if math.isfinite(v) else None for name, v in line.items()}
-        self._file.write(json.dumps({"iteration": step, **finite}, sort_keys=True) + "\n")
-        self._file.flush()
+        finite = {name: finite_or_none(value) for name, value in line.items()}
+        self._file.add(dict(sorted({"iteration": step, **finite}.items())))
 
     def truncate(self, step: int) -> None:
-        self._file.close()
         kept = []
         for text in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                if int(json.loads(text)["iteration"]) <= step:
-                    kept.append(f"{text}\n")
-            except (ValueError, KeyError, TypeError):
-                # One that a kill cut short.
-                continue
-        replace_file(self._path, "".join(kept).encode())
-        self._file = self._path.open("a", encoding="utf-8")
+            # LiBai's own writer may have left one that is not whole.
+            with suppress(ValueError, KeyError, TypeError):
+                line = json.loads(text)
+                if line["iteration"] <= step:
+                    kept.append(line)
+        self._file.keep(kept)
 
     def close(self) -> None:
         self._file.close()
