@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +13,7 @@ from typing import Any
 from oneflow_accel import distributed
 from oneflow_accel.agree import on_rank_0
 from oneflow_accel.backends import Backend
-from oneflow_accel.errors import CheckpointError, UserError
+from oneflow_accel.errors import CheckpointError
 
 import numpy as np
 from libai.config import try_get_key
@@ -24,95 +22,33 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
-    CURVES_NAME,
     Checkpoint,
-    checkpoint_folder,
-    content_of,
     newest_checkpoint,
-    require_no_other_run,
 )
 from flow_train.checkpoint.whole import Spread
-from flow_train.files import replace_file, take_lock
+from flow_train.files import replace_file
 from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint, Run
-from flow_train.metrics.log import CSV_NAME, JSONL_NAME, JsonLines, Logger, finite_or_none
+from flow_train.metrics.log import JsonLines, Logger, finite_or_none
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.options import Position, TrainerOptions
 from flow_train.session import Data, Identity, Recipe, Session
 from libai_projects.command.adapt import amp_precision
-from libai_projects.command.check_files import CONFIG_BACKUP, read_backup, weights_format
+from libai_projects.command.check_files import weights_format
+from libai_projects.command.output import CONFIG_BACKUP, METRICS_NAME, read_backup
 from libai_projects.engine import parts
 from libai_projects.engine.steps import LibaiEagerStep, LibaiGraphStep
 from libai_projects.engine.task import RESULTS, SPLITS, metric_of, replicas
 from libai_projects.weights import load, load_into, old_runs
 from libai_projects.weights.monarch import KEYS, in_libai_layout
-from monarch_flow.engine.sparse_to_dense import TOLERANCE, share_of
+from monarch_flow.engine.sparse_to_dense import share_of, tell
 from monarch_flow.projection import densify_training_state, structured_layers
 
-METRICS_NAME = "metrics.json"
-EVALUATION, RESULT_NAME = "evaluation", "evaluation.json"
-# The files and folders that a run leaves in its directory; the first are LiBai's and older ones.
-_OF_A_RUN = (
-    *("model_*", "last_checkpoint", "checkpoints", f"{CONFIG_BACKUP}*", "log.txt*", METRICS_NAME),
-    *(JSONL_NAME, CSV_NAME, "wandb", CURVES_NAME, "tensorboard", EVALUATION),
-)
+RESULT_NAME = "evaluation.json"
 # LiBai's names by ours.
 _SPLITS: Mapping[str, str] = {ours: theirs for theirs, ours in SPLITS.items()}
 _RESULTS: Mapping[str, str] = {ours: theirs for theirs, ours in RESULTS.items()}
 
 logger = logging.getLogger("libai_projects")
-
-
-def make_room(cfg: DictConfig, *, resume: bool) -> list[str]:
-    """Move what an earlier run left in train.output_dir to previous-N there, unless it goes on.
-    Returns lines for the log; UserError where another process writes there, or files cannot be
-    moved. Every process calls it."""
-    folder = Path(cfg.train.output_dir)
-
-    def move() -> list[str]:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = take_lock(folder / ".lock")
-            running = checkpoint_folder(folder)
-            writes = take_lock(running / ".lock") if running.is_dir() else lock
-            if lock is None or writes is None:
-                raise UserError(
-                    f"train.output_dir={folder}: another run is writing there; wait for it, or "
-                    "choose another directory"
-                )
-            with lock, writes:
-                lines = [] if resume else _move_aside(folder)
-        except OSError as error:
-            raise UserError(f"train.output_dir={folder}: {error}") from error
-        found = newest_checkpoint(folder)
-        if found is None or not is_ours(found):
-            found = old_runs.last(folder)
-        require_no_other_run(folder, found if resume else None)
-        return lines
-
-    return on_rank_0(move)
-
-
-def _move_aside(folder: Path) -> list[str]:
-    newest = newest_checkpoint(folder)
-    is_old = any(path.is_dir() for path in folder.glob("model_*"))
-    # A run of another program of this project stays in place, so it must be refused.
-    if not is_old and (newest is None or not is_ours(newest)):
-        return []
-    number = 1
-    while (folder / f"previous-{number}").exists():
-        number += 1
-    aside = folder / f"previous-{number}"
-    aside.mkdir()
-    for pattern in _OF_A_RUN:
-        for path in sorted(folder.glob(pattern)):
-            os.replace(path, aside / path.name)
-    return [f"an earlier run was in {folder}: moved to {aside} (--resume goes on with a run)"]
-
-
-def is_ours(checkpoint: Path) -> bool:
-    """Whether a checkpoint is of a LiBai config."""
-    content = content_of(checkpoint)
-    return content is not None and "dataloader" in (content["state"].get("config") or {})
 
 
 def train(cfg: DictConfig, backend: Backend, *, resume: bool, profile: int | None = None) -> Any:
@@ -349,7 +285,7 @@ class SparseToDense(Hook):
 
     def _switch(self, trainer: Run) -> None:
         cfg, layers, old = self._cfg, structured_layers(trainer.model), trainer.train_step
-        before, state = self._loss(trainer), old.state()
+        before, state = self._losses(trainer), old.state()
         arrays, moments = (_gathered(each) for each in old.arrays())
         graph = {n: moments.pop(n) for n in list(moments) if n.startswith("graph/")}
         if distributed.is_main():
@@ -366,24 +302,18 @@ class SparseToDense(Hook):
         names = on_rank_0(lambda: list(moments))
         trainer.train_step.load_optimizer(Spread(moments, names), trainer.position.step)
         trainer.train_step.load_state(state)
-        after = self._loss(trainer)
-        step = trainer.position.step
-        logger.info("%d structured layers are dense from iteration %d on", len(layers), step + 1)
-        if before is None or after is None:
-            return
-        trainer.log_now({"loss_before": before, "loss_after": after}, split="switch")
-        if not math.isclose(before, after, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-            logger.warning("the loss has changed by %.1e at the switch", after - before)
+        since = f"iteration {trainer.position.step + 1}"
+        tell(trainer, since, len(layers), before, self._losses(trainer))
 
-    def _loss(self, trainer: Run) -> float | None:
-        """The mean loss of a batch of the first split to evaluate; None without one."""
+    def _losses(self, trainer: Run) -> dict[str, float]:
+        """The mean loss of a batch of the first split to evaluate; {} without one."""
         loaders = [trainer.data.val, *trainer.data.others.values()]
         loader = next((each for each in loaders if each is not None), None)
         if loader is None:
-            return None
+            return {}
         model = trainer.train_step.evaluated_model()
-        found = trainer.task.evaluate(model, loader, trainer.backend, max_batches=1)
-        return found.as_logged().get("loss")
+        found = trainer.task.evaluate(model, loader, trainer.backend, max_batches=1).as_logged()
+        return {name: found[name] for name in ("loss",) if name in found}
 
 
 def _gathered(arrays: Any) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ from libai.utils.logger import setup_logger
 from omegaconf import DictConfig
 
 from flow_train.metrics import console
-from libai_projects.command import adapt, check_files, checks
+from libai_projects.command import adapt, check_files, checks, output
 from libai_projects.command.arguments import Options, parse_options
 from libai_projects.command.config import apply_overrides, load_config
 from libai_projects.engine import parts, run
@@ -88,9 +88,9 @@ def execute(job: Job) -> int:
     weights, lines = "", []
     if options.eval_only:
         weights = run.weights_to_evaluate(cfg)
-        cfg.train.output_dir = str(Path(cfg.train.output_dir) / run.EVALUATION)
+        cfg.train.output_dir = str(Path(cfg.train.output_dir) / output.EVALUATION)
     else:
-        lines = run.make_room(cfg, resume=options.resume)
+        lines = output.make_room(cfg, resume=options.resume)
     _set_up_log(cfg)
     parts.set_up(cfg, resume=options.resume and not options.eval_only)
     for line in [*lines, *job.adapted]:

@@ -88,17 +88,22 @@ def switch(trainer: Run, layers: Mapping[str, nn.Module]) -> None:
     for hook in trainer.hooks.values():
         hook.on_model_replaced(trainer, state.optimizer)
     after = _losses(trainer, batch)
+    tell(trainer, f"epoch {trainer.position.epoch}", len(layers), before, after)
+
+
+def tell(
+    trainer: Run, since: str, layers: int, before: Mapping[str, float], after: Mapping[str, float]
+) -> None:
+    """Log the losses of a validation batch around a switch, {} for none, and warn of a change."""
     figures = {f"{name}_before": value for name, value in before.items()}
     figures |= {f"{name}_after": value for name, value in after.items()}
-    trainer.log_now(figures, split="switch")
-    logger.info(
-        "epoch %d: %d structured layers are dense from here on; loss on a validation batch %.7f "
-        "before, %.7f after",
-        trainer.position.epoch,
-        len(layers),
-        before["loss"],
-        after["loss"],
-    )
+    losses = ""
+    if figures:
+        trainer.log_now(figures, split="switch")
+        losses = (
+            f"; loss on a validation batch {before['loss']:.7f} before, {after['loss']:.7f} after"
+        )
+    logger.info("%s: %d structured layers are dense from here on%s", since, layers, losses)
     for name, value in before.items():
         if not math.isclose(value, after[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             change = after[name] - value

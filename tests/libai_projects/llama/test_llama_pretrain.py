@@ -19,8 +19,8 @@ import pytest
 
 from flow_train.config.overrides import parse_override
 from libai_projects import weights
-from libai_projects.command.check_files import checkpoint_bytes
 from libai_projects.command.config import load_config
+from libai_projects.command.output import checkpoint_bytes
 from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.projects.Llama import pretrain
 from libai_projects.projects.Llama.schedule import warmup_cosine

@@ -23,11 +23,11 @@ from flow_train.checkpoint.folders import CheckpointManager
 from flow_train.config.overrides import config_keys
 from flow_train.config.schema import phrase
 from flow_train.metrics.work import training_flops
-from libai_projects.command import adapt, check_files, checks
+from libai_projects.command import adapt, checks, output
 from libai_projects.command.arguments import Options
 from libai_projects.command.checks import Layout
 from libai_projects.command.config import SCHEMA, apply_overrides, check_keys, load_config
-from libai_projects.engine import parts, run
+from libai_projects.engine import parts
 from tests.libai_projects.train.conftest import CONFIG, PROJECTS, TINY
 
 OPTIONS = Options(config_file=CONFIG)
@@ -288,16 +288,16 @@ def test_output_directory(make_cfg, tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     cfg = make_cfg(f"train.output_dir={file / 'out'}")
-    refused(lambda: check_files.check_output(cfg, OPTIONS), "is a file")
+    refused(lambda: output.check_output(cfg, OPTIONS), "is a file")
     usage = SimpleNamespace(total=10**9, used=10**9 - 10**5, free=10**5)
-    monkeypatch.setattr(check_files.shutil, "disk_usage", lambda path: usage)
-    refused(lambda: check_files.check_output(make_cfg(), OPTIONS), "0.1 MB are free")
+    monkeypatch.setattr(output.shutil, "disk_usage", lambda path: usage)
+    refused(lambda: output.check_output(make_cfg(), OPTIONS), "0.1 MB are free")
 
 
 def test_directory_that_cannot_be_written_to(make_cfg, tmp_path, monkeypatch):
     # Root may write everywhere, so the system's answer is replaced.
-    monkeypatch.setattr(check_files.os, "access", lambda path, mode: False)
-    refused(lambda: check_files.check_output(make_cfg(), OPTIONS), "no permission")
+    monkeypatch.setattr(output.os, "access", lambda path, mode: False)
+    refused(lambda: output.check_output(make_cfg(), OPTIONS), "no permission")
 
 
 def test_nothing_to_resume_or_evaluate(make_cfg, tmp_path):
@@ -319,15 +319,15 @@ def test_run_of_another_model(make_cfg, tmp_path):
         "optim: {betas: !!python/tuple [0.9, 0.999]}\n"
     )
     refused(
-        lambda: check_files.check_same_model(make_cfg(), backup),
+        lambda: output.check_same_model(make_cfg(), backup),
         "hidden_size=64 (there: 128)",
         str(tmp_path),
     )
     backup.write_text("model: {cfg: {num_key_value_heads: 2}}\n")
     cfg = make_cfg("+model.cfg.num_key_value_heads=4")
-    refused(lambda: check_files.check_same_model(cfg, backup), "num_key_value_heads=4 (there: 2)")
+    refused(lambda: output.check_same_model(cfg, backup), "num_key_value_heads=4 (there: 2)")
     backup.write_text("model: {cfg: {num_layers: 2}}\n")
-    check_files.check_same_model(make_cfg(), backup)
+    output.check_same_model(make_cfg(), backup)
 
 
 def test_two_runs_in_one_directory(make_cfg):
@@ -343,11 +343,11 @@ def test_two_runs_in_one_directory(make_cfg):
             os.write(told, str(worker).encode())
         time.sleep(60)
     worker = int(os.read(ready, 20))
-    refused(lambda: run.make_room(cfg, resume=False), "another run is writing there")
-    refused(lambda: run.make_room(cfg, resume=True), "another run is writing there")
+    refused(lambda: output.make_room(cfg, resume=False), "another run is writing there")
+    refused(lambda: output.make_room(cfg, resume=True), "another run is writing there")
     os.kill(first, signal.SIGKILL)
     os.waitpid(first, 0)
-    assert run.make_room(cfg, resume=False) == []
+    assert output.make_room(cfg, resume=False) == []
     os.kill(worker, signal.SIGKILL)
 
 

@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from flow_train.metrics.log import metric_series, read_metrics
 from libai_projects import weights
-from libai_projects.command.check_files import checkpoint_bytes
 from libai_projects.command.config import load_config
+from libai_projects.command.output import checkpoint_bytes
 from tests.launch import run_process
 from tests.libai_projects.train.conftest import (
     CONFIG,
