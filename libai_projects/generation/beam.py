@@ -7,6 +7,7 @@ At each step the best continuations of all beams of a prompt are ranked; those a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -43,26 +44,24 @@ class _Candidate:
     score: float
 
 
-@dataclass(frozen=True)
-class _Finished:
-    """A finished sequence of one prompt; its score has the length penalty in it."""
-
-    score: float
-    new_tokens: list[int]
-    reason: FinishReason
-
-
 class _Search:
-    """The search for one prompt; `longest` is the most new tokens that the limit allows."""
+    """The search for one prompt, the `number`-th with tokens `prompt`; `longest` is the most new
+    tokens that the limit allows. The scores of what is finished have the length penalty in them."""
 
-    def __init__(self, options: GenerationOptions, stream: Stream, longest: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        prompt: list[int],
+        longest: int,
+        options: GenerationOptions,
+        stream: Stream,
+    ) -> None:
+        self._number, self._prompt, self._longest = number, prompt, longest
         self._options = options
         self._stream = stream
-        self._longest = longest
-        count = options.num_beams
         # All beams are the prompt at first: only one of them may be continued.
-        self.scores = np.array([0.0] + [_NEVER] * (count - 1))
-        self.finished: list[_Finished] = []
+        self.scores = np.array([0.0] + [_NEVER] * (options.num_beams - 1))
+        self.finished: list[GeneratedSequence] = []
         self.over = False
 
     def candidates(self, log_probabilities: np.ndarray) -> list[_Candidate]:
@@ -95,9 +94,12 @@ class _Search:
         for candidate, reason in list(zip(candidates, reasons, strict=True))[: options.num_beams]:
             if reason is not None:
                 score = _penalized(candidate.score, length, options.length_penalty)
-                tokens = [*beams[candidate.beam].tolist(), candidate.token]
-                self.finished.append(_Finished(score, tokens, reason))
-        self.finished.sort(key=lambda one: -one.score)  # stable: of equal ones the older stays
+                tokens = [*self._prompt, *beams[candidate.beam].tolist(), candidate.token]
+                self.finished.append(
+                    GeneratedSequence(self._number, tokens, len(self._prompt), reason, score)
+                )
+        # Stable: of equal ones the older stays.
+        self.finished.sort(key=lambda one: -(one.score or 0.0))
         del self.finished[options.num_beams :]
 
         ranked = [
@@ -126,7 +128,7 @@ class _Search:
         if self._options.early_stopping == "never" and penalty > 0:
             length = self._longest
         best = _penalized(float(self.scores[0]), length, penalty)
-        return best > self.finished[-1].score
+        return best > (self.finished[-1].score or 0.0)
 
 
 def _penalized(score: float, length: int, penalty: float) -> float:
@@ -144,20 +146,23 @@ def search(
     count = options.num_beams
     width = prompts.ids.shape[1]
     numbers = np.arange(len(prompts.ids))
-    longest = prompts.limits - prompts.lengths
+    longest = (prompts.limits - prompts.lengths).tolist()
+    row_streams = streams(options.seed, len(numbers), 1)
     searches = [
-        _Search(options, stream, int(longest[number]))
-        for number, stream in enumerate(streams(options.seed, len(numbers), 1))
+        _Search(
+            i, prompts.ids[i, prompts.padding[i] :].tolist(), longest[i], options, row_streams[i]
+        )
+        for i in range(len(numbers))
     ]
     copies = np.repeat(numbers, count)
-    chain = ScoreChain(options, model.vocab_size)
+    score = ScoreChain(options, model.vocab_size)
     state = ModelState(model, prompts, options.use_cache)
     logits = state.read_prompts()[copies]
     state.select(copies)
     rows = prompts.select(copies)
     alive = list(range(len(searches)))
     while True:
-        log_probabilities = chain(rows, log_softmax(logits))
+        log_probabilities = score(rows, log_softmax(logits))
         sources: list[int] = []  # the row that each next beam continues
         tokens: list[int] = []
         still_alive = []
@@ -176,7 +181,8 @@ def search(
                 sources += [first + one.beam for one in going_on]
                 tokens += [one.token for one in going_on]
         if not still_alive:
-            return _result(searches, prompts, options)
+            best = [one.finished[: options.num_return_sequences] for one in searches]
+            return Generation(list(chain.from_iterable(best)))
         alive = still_alive
         chosen, kept = np.array(tokens), np.array(sources)
         rows = rows.select(kept).append(chosen)
@@ -194,13 +200,3 @@ def _reasons(
     sources, tokens = np.array(flat, dtype=np.int64).T
     found = iter(stopping.reasons(rows.select(sources).append(tokens), None))
     return [[next(found) for _ in row] for row in offered]
-
-
-def _result(searches: list[_Search], prompts: Rows, options: GenerationOptions) -> Generation:
-    sequences = []
-    for number, one in enumerate(searches):
-        prompt = prompts.ids[number, prompts.padding[number] :].tolist()
-        for finished in one.finished[: options.num_return_sequences]:
-            tokens, score = prompt + finished.new_tokens, finished.score
-            sequences.append(GeneratedSequence(number, tokens, len(prompt), finished.reason, score))
-    return Generation(sequences)

@@ -1,13 +1,10 @@
-"""The two ways in: `generate` returns everything at the end, `stream` hands out tokens at once.
-
-Beam search is in `beam`; greedy decoding and sampling are here, one token after the other for each
-sequence.
-"""
+"""The way in, `generate`. Beam search is in `beam`; greedy decoding and sampling are here, token by
+token for each sequence."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 
 from oneflow_accel.errors import UserError
 
@@ -31,10 +28,14 @@ _SCORE_BYTES = 24
 
 
 def decode(
-    model: StepModel, rows: Rows, options: GenerationOptions, stopping: Stopping
-) -> Generator[tuple[int, int], None, Generation]:
-    """Yields (number of the sequence, token) as tokens are chosen; returns all sequences. A
-    finished sequence leaves the batch, so that it costs nothing while others go on."""
+    model: StepModel,
+    rows: Rows,
+    options: GenerationOptions,
+    stopping: Stopping,
+    on_token: Callable[[int, int], None],
+) -> Generation:
+    """All sequences, greedy or drawn. A finished one leaves the batch, so that it costs nothing
+    while others go on."""
     returns = options.num_return_sequences
     count = len(rows.ids)
     sequences = []
@@ -66,7 +67,8 @@ def decode(
             sequence.finish_reason = reasons[row] or sequence.finish_reason
             if options.output_scores:
                 step_scores[number].append(scores[row].copy())
-        yield from [(int(number), int(token)) for number, token in zip(alive, chosen, strict=True)]
+        for number, token in zip(alive, chosen, strict=True):
+            on_token(int(number), int(token))
         going_on = np.flatnonzero([reason is None for reason in reasons])
         if going_on.size == 0:
             if options.output_scores:
@@ -84,12 +86,17 @@ def generate(
     prompts: Sequence[Sequence[int]],
     options: GenerationOptions,
     clock: Clock = time.monotonic,
+    on_token: Callable[[int, int], None] = lambda number, token: None,
 ) -> Generation:
     """Continue prompts; `options.num_return_sequences` sequences for each.
 
     Greedy decoding and beam search give the tokens that transformers 5 gives for each prompt by
     itself. In a distributed run every process calls this alike, with a `clock` (seconds, for
-    `max_time`) that they agree on. Raises UserError for what `sequences.prepare` refuses, more
+    `max_time`) that they agree on.
+
+    `on_token` is told each token as it is chosen, ends of sequences too, and the number of its
+    sequence: `i` continues prompt `i // num_return_sequences`. Beam search, which knows its tokens
+    only at the end, tells none. Raises UserError for what `sequences.prepare` refuses, more
     sequences than the free memory holds, scores that leave no token, or a wrong shape from a
     caller's function.
     """
@@ -97,34 +104,7 @@ def generate(
     stopping = Stopping(options, model.max_positions, clock)
     if options.num_beams > 1:
         return beam.search(model, rows, options, stopping)
-    tokens = decode(model, rows, options, stopping)
-    while True:
-        try:
-            next(tokens)
-        except StopIteration as end:
-            return end.value
-
-
-def stream(
-    model: StepModel,
-    prompts: Sequence[Sequence[int]],
-    options: GenerationOptions,
-    clock: Clock = time.monotonic,
-) -> Generator[tuple[int, int], None, Generation]:
-    """Continue prompts and yield (number of the sequence, token id) as each token is chosen.
-
-    Sequence `i` continues prompt `i // num_return_sequences`; ends of sequences are yielded too,
-    and the StopIteration's value is what `generate` returns. Closing the iterator ends the
-    generation; in a distributed run all processes must close theirs after the same token. Raises as
-    `generate`, at the call, and for beam search, which knows its tokens only at the end.
-    """
-    if options.num_beams > 1:
-        raise UserError(
-            "beam search knows its tokens only at the end, so they cannot be streamed; "
-            "set num_beams to 1"
-        )
-    rows = _prepare(model, prompts, options)
-    return decode(model, rows, options, Stopping(options, model.max_positions, clock))
+    return decode(model, rows, options, stopping, on_token)
 
 
 def _prepare(

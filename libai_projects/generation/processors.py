@@ -13,6 +13,7 @@ that every process of a distributed run draws the same tokens from the same scor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, wraps
 
 from oneflow_accel.errors import UserError
 
@@ -116,88 +117,75 @@ Processor = Callable[[Rows, np.ndarray], np.ndarray]
 
 def build_processors(options: GenerationOptions, vocab_size: int) -> list[Processor]:
     """The processors that `options` ask for, those of the caller last."""
-    end_ids = options.end_ids[options.end_ids < vocab_size]
-    chain: list[Processor] = []
-    if options.repetition_penalty != 1:
-        chain.append(repetition_penalty(options.repetition_penalty))
-    if options.no_repeat_ngram_size:
-        chain.append(no_repeat_ngram(options.no_repeat_ngram_size))
+    end_ids, suppressed = options.end_ids, as_ids(options.suppress_tokens)
+    end_ids, suppressed = end_ids[end_ids < vocab_size], suppressed[suppressed < vocab_size]
     words = [
         np.array(word)
         for word in options.bad_words_ids
         if max(word) < vocab_size and not (len(word) == 1 and word[0] in end_ids)
     ]
+    least, shortest = options.min_new_tokens, options.min_length
+    allowed, decay = options.prefix_allowed_tokens_fn, options.exponential_decay_length_penalty
+    chain: list[Processor] = []
+    if options.repetition_penalty != 1:
+        chain.append(partial(repetition_penalty, penalty=options.repetition_penalty))
+    if options.no_repeat_ngram_size:
+        chain.append(partial(no_repeat_ngram, size=options.no_repeat_ngram_size))
     if words:
-        chain.append(no_bad_words(words))
-    if options.min_new_tokens is not None and end_ids.size:
-        least = options.min_new_tokens
+        chain.append(partial(no_bad_words, words=words))
+    if least is not None and end_ids.size:
         chain.append(forbidden(end_ids, lambda rows: rows.lengths - rows.prompt_lengths < least))
-    elif options.min_length and end_ids.size:
-        chain.append(forbidden(end_ids, lambda rows: rows.lengths < options.min_length))
-    if options.prefix_allowed_tokens_fn is not None:
-        chain.append(allowed_tokens(options.prefix_allowed_tokens_fn, options.num_beams))
+    elif shortest and end_ids.size:
+        chain.append(forbidden(end_ids, lambda rows: rows.lengths < shortest))
+    if allowed is not None:
+        chain.append(partial(allowed_tokens, function=allowed, beams=options.num_beams))
     if options.forced_bos_token_id is not None:
-        first = np.array([options.forced_bos_token_id])
-        chain.append(forced(first, lambda rows: rows.lengths == 1))
+        chain.append(forced(options.forced_bos_token_id, lambda rows: rows.lengths == 1))
     if options.forced_eos_token_id is not None:
-        last = as_ids(options.forced_eos_token_id)
+        last = options.forced_eos_token_id
         chain.append(forced(last, lambda rows: rows.lengths == rows.limits - 1))
     if options.remove_invalid_values:
         chain.append(finite_values)
-    if options.exponential_decay_length_penalty is not None and end_ids.size:
-        chain.append(length_decay(*options.exponential_decay_length_penalty, end_ids))
-    suppressed = as_ids(options.suppress_tokens)
-    if (suppressed := suppressed[suppressed < vocab_size]).size:
+    if decay is not None and end_ids.size:
+        chain.append(partial(length_decay, start=decay[0], factor=decay[1], end_ids=end_ids))
+    if suppressed.size:
         chain.append(forbidden(suppressed, lambda rows: rows.lengths > 0))
-    chain.extend(callers_own(function) for function in options.logits_processor)
-    return chain
+    return chain + [partial(callers_own, function=each) for each in options.logits_processor]
 
 
-def repetition_penalty(penalty: float) -> Processor:
+def repetition_penalty(rows: Rows, scores: np.ndarray, penalty: float) -> np.ndarray:
     """Divide positive and multiply negative scores of tokens that occurred, prompt included, by
     `penalty` (Keskar et al., 2019, arXiv:1909.05858, with the sign case of transformers)."""
-
-    def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        row, column = np.nonzero(np.arange(rows.ids.shape[1]) >= rows.padding[:, None])
-        token = rows.ids[row, column]
-        # A token that occurs twice is read twice before it is written, so it is penalized once.
-        score = scores[row, token]
-        scores[row, token] = np.where(score < 0, score * penalty, score / penalty)
-        return scores
-
-    return process
+    row, column = np.nonzero(np.arange(rows.ids.shape[1]) >= rows.padding[:, None])
+    token = rows.ids[row, column]
+    # A token that occurs twice is read twice before it is written, so it is penalized once.
+    score = scores[row, token]
+    scores[row, token] = np.where(score < 0, score * penalty, score / penalty)
+    return scores
 
 
-def no_repeat_ngram(size: int) -> Processor:
+def no_repeat_ngram(rows: Rows, scores: np.ndarray, size: int) -> np.ndarray:
     """Forbid every token that would end an n-gram which the sequence already holds."""
-
-    def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        width = rows.ids.shape[1]
-        if width < size:
-            return scores
-        windows = sliding_window_view(rows.ids, size, axis=1)
-        last_words = rows.ids[:, width + 1 - size :]
-        repeats = (windows[..., :-1] == last_words[:, None]).all(axis=-1)
-        repeats &= np.arange(windows.shape[1]) >= rows.padding[:, None]
-        row, start = np.nonzero(repeats)
-        scores[row, windows[row, start, -1]] = -np.inf
+    width = rows.ids.shape[1]
+    if width < size:
         return scores
+    windows = sliding_window_view(rows.ids, size, axis=1)
+    last_words = rows.ids[:, width + 1 - size :]
+    repeats = (windows[..., :-1] == last_words[:, None]).all(axis=-1)
+    repeats &= np.arange(windows.shape[1]) >= rows.padding[:, None]
+    row, start = np.nonzero(repeats)
+    scores[row, windows[row, start, -1]] = -np.inf
+    return scores
 
-    return process
 
-
-def no_bad_words(words: Sequence[np.ndarray]) -> Processor:
+def no_bad_words(rows: Rows, scores: np.ndarray, words: Sequence[np.ndarray]) -> np.ndarray:
     """Forbid every token that would end one of `words`, (n,) int64 each, in a sequence."""
-
-    def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        for word in words:
-            width, before = rows.ids.shape[1], len(word) - 1
-            if width >= before:
-                found = (rows.ids[:, width - before :] == word[:-1]).all(axis=1)
-                scores[found & (rows.lengths >= before), word[-1]] = -np.inf
-        return scores
-
-    return process
+    for word in words:
+        width, before = rows.ids.shape[1], len(word) - 1
+        if width >= before:
+            found = (rows.ids[:, width - before :] == word[:-1]).all(axis=1)
+            scores[found & (rows.lengths >= before), word[-1]] = -np.inf
+    return scores
 
 
 def forbidden(tokens: np.ndarray, when: Callable[[Rows], np.ndarray]) -> Processor:
@@ -210,37 +198,34 @@ def forbidden(tokens: np.ndarray, when: Callable[[Rows], np.ndarray]) -> Process
     return process
 
 
-def allowed_tokens(function: PrefixFunction, beams: int) -> Processor:
+def allowed_tokens(
+    rows: Rows, scores: np.ndarray, function: PrefixFunction, beams: int
+) -> np.ndarray:
     """Forbid all but the tokens that the caller's function names. Where the processors before
     forbid all that it allows to all `beams` of a prompt, it wins over them."""
-
-    def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        vocab_size = scores.shape[1]
-        allowed = np.zeros(scores.shape, dtype=bool)
-        for row, (prompt, padding) in enumerate(zip(rows.prompts, rows.padding, strict=True)):
-            tokens = np.asarray(function(int(prompt), rows.ids[row, padding:]), dtype=np.int64)
-            if tokens.size == 0 or tokens.min() < 0 or tokens.max() >= vocab_size:
-                raise UserError(
-                    "prefix_allowed_tokens_fn must return at least one token id from 0 to "
-                    f"{vocab_size - 1}, but for prompt {prompt} it returned "
-                    f"{tokens.tolist()!r:.80}"
-                )
-            allowed[row, tokens] = True
-        processed = np.where(allowed, scores, np.float32(-np.inf))
-        nothing = np.isneginf(processed.max(axis=1)).reshape(-1, beams).all(axis=1)
-        processed[np.repeat(nothing, beams)[:, None] & allowed] = 0
-        return processed
-
-    return process
+    vocab_size = scores.shape[1]
+    allowed = np.zeros(scores.shape, dtype=bool)
+    for row, (prompt, padding) in enumerate(zip(rows.prompts, rows.padding, strict=True)):
+        tokens = np.asarray(function(int(prompt), rows.ids[row, padding:]), dtype=np.int64)
+        if tokens.size == 0 or tokens.min() < 0 or tokens.max() >= vocab_size:
+            raise UserError(
+                "prefix_allowed_tokens_fn must return at least one token id from 0 to "
+                f"{vocab_size - 1}, but for prompt {prompt} it returned {tokens.tolist()!r:.80}"
+            )
+        allowed[row, tokens] = True
+    processed = np.where(allowed, scores, np.float32(-np.inf))
+    nothing = np.isneginf(processed.max(axis=1)).reshape(-1, beams).all(axis=1)
+    processed[np.repeat(nothing, beams)[:, None] & allowed] = 0
+    return processed
 
 
-def forced(tokens: np.ndarray, when: Callable[[Rows], np.ndarray]) -> Processor:
+def forced(tokens: int | tuple[int, ...], when: Callable[[Rows], np.ndarray]) -> Processor:
     """Let only `tokens` follow the sequences that `when` names."""
 
     def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
         found = np.flatnonzero(when(rows))
         scores[found] = -np.inf
-        scores[np.ix_(found, tokens)] = 0
+        scores[np.ix_(found, as_ids(tokens))] = 0
         return scores
 
     return process
@@ -251,37 +236,31 @@ def finite_values(rows: Rows, scores: np.ndarray) -> np.ndarray:
     return np.nan_to_num(scores, copy=False, nan=0.0)
 
 
-def length_decay(start: int, factor: float, end_ids: np.ndarray) -> Processor:
+def length_decay(
+    rows: Rows, scores: np.ndarray, start: int, factor: float, end_ids: np.ndarray
+) -> np.ndarray:
     """Raise the scores of the end, the more the further a sequence is beyond `start` new tokens."""
     largest = float(np.finfo(np.float32).max)
-
-    def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        beyond = np.maximum(rows.lengths - rows.prompt_lengths - start, 0)[:, None]
-        end_scores = scores[:, end_ids]
-        # A forbidden end stays forbidden.
-        size = np.where(np.isfinite(end_scores), np.abs(end_scores), 0)
-        # What overflows, here or in float32, is the largest number: nothing is likelier.
-        with np.errstate(over="ignore"):
-            gain = size * np.clip(np.float64(factor) ** beyond - 1, -largest, largest)
-        scores[:, end_ids] = np.clip(end_scores + gain, None, largest)
-        return scores
-
-    return process
+    beyond = np.maximum(rows.lengths - rows.prompt_lengths - start, 0)[:, None]
+    end_scores = scores[:, end_ids]
+    # A forbidden end stays forbidden.
+    size = np.where(np.isfinite(end_scores), np.abs(end_scores), 0)
+    # What overflows, here or in float32, is the largest number: nothing is likelier.
+    with np.errstate(over="ignore"):
+        gain = size * np.clip(np.float64(factor) ** beyond - 1, -largest, largest)
+    scores[:, end_ids] = np.clip(end_scores + gain, None, largest)
+    return scores
 
 
-def callers_own(function: LogitsProcessor) -> Processor:
+def callers_own(rows: Rows, scores: np.ndarray, function: LogitsProcessor) -> np.ndarray:
     """A processor of the caller; its result is checked, as an error would show up much later."""
-
-    def process(rows: Rows, scores: np.ndarray) -> np.ndarray:
-        processed = np.asarray(function(rows.ids, scores))
-        if processed.shape != scores.shape:
-            raise UserError(
-                f"a logits_processor returned the shape {processed.shape} for scores of the shape "
-                f"{scores.shape}; it must return scores of the same shape"
-            )
-        return processed.astype(np.float32, copy=False)
-
-    return process
+    processed = np.asarray(function(rows.ids, scores))
+    if processed.shape != scores.shape:
+        raise UserError(
+            f"a logits_processor returned the shape {processed.shape} for scores of the shape "
+            f"{scores.shape}; it must return scores of the same shape"
+        )
+    return processed.astype(np.float32, copy=False)
 
 
 class ScoreChain:
@@ -310,6 +289,8 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 Warper = Callable[[np.ndarray], np.ndarray]
+# A warper by its value, and how many tokens always stay.
+_Narrow = Callable[..., np.ndarray]
 
 # So many tokens are looked at first; if too few, four times as many, and so on.
 _FIRST_COUNT = 256
@@ -323,15 +304,12 @@ def build_warpers(options: GenerationOptions) -> list[Warper]:
     keep = 1 if options.num_beams == 1 else max(2, options.end_ids.size + 1)
     chain: list[Warper] = []
     if options.temperature != 1:
-        chain.append(lambda scores: temperature(scores, options.temperature))
-    if options.top_k:
-        chain.append(lambda scores: top_k(scores, options.top_k or 0, keep))
-    if options.top_p is not None and options.top_p < 1:
-        chain.append(lambda scores: top_p(scores, options.top_p or 1.0, keep))
-    if options.min_p:
-        chain.append(lambda scores: min_p(scores, options.min_p or 0.0, keep))
-    if options.typical_p is not None and options.typical_p < 1:
-        chain.append(lambda scores: typical(scores, options.typical_p or 1.0, keep))
+        chain.append(partial(temperature, value=options.temperature))
+    values = options.top_k, options.top_p, options.min_p, options.typical_p
+    for warp, value in zip((top_k, top_p, min_p, typical), values, strict=True):
+        # Of a mass, 1 is all.
+        if value and not (value == 1 and warp in (top_p, typical)):
+            chain.append(partial(warp, value=value, keep=keep))
     return chain
 
 
@@ -349,67 +327,63 @@ def temperature(scores: np.ndarray, value: float) -> np.ndarray:
     return scaled
 
 
-def top_k(scores: np.ndarray, count: int, keep: int = 1) -> np.ndarray:
-    """Leave the `count` largest scores of each row; all that equal the last of them stay."""
+def top_k(scores: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
+    """Leave the `value` largest scores of each row; all that equal the last of them stay."""
     left = np.full_like(scores, -np.inf)
     for row, output in zip(scores, left, strict=True):
-        chosen = largest(row, max(count, keep))
+        chosen = largest(row, max(int(value), keep))
         output[chosen] = row[chosen]
     return left
 
 
-def top_p(scores: np.ndarray, mass: float, keep: int = 1) -> np.ndarray:
+def _by_row(pick: Callable[[np.ndarray, np.ndarray, float, int], np.ndarray]) -> _Narrow:
+    """A warper of what picks tokens from a row's finite scores and probabilities (float64)."""
+
+    @wraps(pick)
+    def warp(scores: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
+        left = np.full_like(scores, -np.inf)
+        for row, output in zip(scores, left, strict=True):
+            candidates = np.flatnonzero(row > -np.inf)
+            values = row[candidates].astype(np.float64)
+            probability = np.exp(values - values.max())
+            probability /= probability.sum()
+            chosen = candidates[pick(values, probability, value, keep)]
+            output[chosen] = row[chosen]
+        return left
+
+    return warp
+
+
+@_by_row
+def top_p(row: np.ndarray, probability: np.ndarray, mass: float, keep: int) -> np.ndarray:
     """Leave the fewest likeliest tokens whose probabilities add up to `mass`: nucleus sampling,
     Holtzman et al., 2020, arXiv:1904.09751."""
-
-    def kept(row: np.ndarray, probability: np.ndarray) -> np.ndarray:
-        order, sums = _until(row, probability, mass)
-        before = np.concatenate([[0.0], sums[:-1]])
-        return order[(before < mass) | (np.arange(order.size) < keep)]
-
-    return _leave(scores, kept)
+    order, sums = _until(row, probability, mass)
+    before = np.concatenate([[0.0], sums[:-1]])
+    return order[(before < mass) | (np.arange(order.size) < keep)]
 
 
-def min_p(scores: np.ndarray, share: float, keep: int = 1) -> np.ndarray:
+@_by_row
+def min_p(row: np.ndarray, probability: np.ndarray, share: float, keep: int) -> np.ndarray:
     """Leave the tokens that have at least `share` of the likeliest one's probability: min-p
     sampling, Nguyen et al., 2024, arXiv:2407.01082."""
-
-    def kept(row: np.ndarray, probability: np.ndarray) -> np.ndarray:
-        near = probability >= share * probability.max()
-        near[largest(row, keep)] = True
-        return np.flatnonzero(near)
-
-    return _leave(scores, kept)
+    near = probability >= share * probability.max()
+    near[largest(row, keep)] = True
+    return np.flatnonzero(near)
 
 
-def typical(scores: np.ndarray, mass: float, keep: int = 1) -> np.ndarray:
+@_by_row
+def typical(row: np.ndarray, probability: np.ndarray, mass: float, keep: int) -> np.ndarray:
     """Leave the tokens whose information is nearest to the entropy, with probabilities that add up
     to `mass`: locally typical sampling, Meister et al., 2022, arXiv:2202.00666."""
-
-    def kept(row: np.ndarray, probability: np.ndarray) -> np.ndarray:
-        # A probability that rounds to 0 adds nothing to the entropy: 0 x log(0) counts as 0.
-        information = -np.log(np.maximum(probability, 1e-300))
-        distance = np.abs(information - (probability * information).sum())
-        order, sums = _until(-distance, probability, mass)
-        last = min(int((sums < mass).sum()), order.size - 1)
-        near = distance <= distance[order[last]]
-        near[order[:keep]] = True
-        return np.flatnonzero(near)
-
-    return _leave(scores, kept)
-
-
-def _leave(scores: np.ndarray, kept: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    """Keep the tokens that `kept` picks from a row's finite scores and probabilities (float64)."""
-    left = np.full_like(scores, -np.inf)
-    for row, output in zip(scores, left, strict=True):
-        candidates = np.flatnonzero(row > -np.inf)
-        values = row[candidates].astype(np.float64)
-        probability = np.exp(values - values.max())
-        probability /= probability.sum()
-        chosen = candidates[kept(values, probability)]
-        output[chosen] = row[chosen]
-    return left
+    # A probability that rounds to 0 adds nothing to the entropy: 0 x log(0) counts as 0.
+    information = -np.log(np.maximum(probability, 1e-300))
+    distance = np.abs(information - (probability * information).sum())
+    order, sums = _until(-distance, probability, mass)
+    last = min(int((sums < mass).sum()), order.size - 1)
+    near = distance <= distance[order[last]]
+    near[order[:keep]] = True
+    return np.flatnonzero(near)
 
 
 def _until(

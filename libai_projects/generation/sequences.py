@@ -161,30 +161,24 @@ class Stopping:
         """Why each of R `rows`, whose last tokens are new, is finished; None where it is not.
         `scores` (R, V) float32 are None in beam search. A criterion's result of a wrong shape is a
         UserError."""
-        found: list[FinishReason | None] = [None] * len(rows.ids)
-        ended = np.isin(rows.ids[:, -1], self._options.end_ids)
+        options, count = self._options, len(rows.ids)
         full = rows.lengths >= rows.limits
         # The model's last place counts as such only where it cuts off what was asked for.
-        wanted = rows.prompt_lengths + (self._options.max_new_tokens or 0)
-        if self._options.max_new_tokens is None:
-            wanted = np.full(len(found), self._options.max_length)
-        cut = full & (wanted > self._max_positions)
+        wanted = rows.prompt_lengths + (options.max_new_tokens or 0)
+        if options.max_new_tokens is None:
+            wanted = np.full(count, options.max_length)
         stopped = self._criteria(rows, scores)
-        late = self._is_late()
-        for row in range(len(found)):
-            if ended[row]:
-                found[row] = "eos"
-            elif full[row]:
-                found[row] = "positions" if cut[row] else "length"
-            elif stopped[row]:
-                found[row] = "criterion"
-            elif late:
-                found[row] = "time"
-        return found
-
-    def _is_late(self) -> bool:
-        limit = self._options.max_time
-        return limit is not None and self._clock() - self._started > limit
+        limit = options.max_time
+        late = limit is not None and self._clock() - self._started > limit
+        # The first that holds counts.
+        ends: dict[FinishReason, np.ndarray] = {
+            "eos": np.isin(rows.ids[:, -1], options.end_ids),
+            "positions": full & (wanted > self._max_positions),
+            "length": full,
+            "criterion": stopped,
+            "time": np.full(count, late),
+        }
+        return [next((why for why, those in ends.items() if those[i]), None) for i in range(count)]
 
     def _criteria(self, rows: Rows, scores: np.ndarray | None) -> np.ndarray:
         count = len(rows.ids)

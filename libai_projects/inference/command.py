@@ -8,6 +8,7 @@ long the next line takes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -43,25 +44,14 @@ Write = Callable[[Mapping[str, Any]], None]
 MOST_LINE_BYTES = 2**20
 
 
-def run_and_wait(
-    worker: Worker,
-    prompt: str,
-    options: Mapping[str, Any],
-    on_text: Callable[[int, str], None] | None = None,
-    on_job: Callable[[Job | None], None] = lambda job: None,
-) -> list[GeneratedText]:
-    """Submit one prompt and wait for its texts; a refused request is a UserError, a closed
-    worker ClosedError. For those who may cancel it, `on_job` is told the job before, and None at
-    the end."""
-    job = Job([prompt], options, on_text)
-    on_job(job)
+def run_and_wait(worker: Worker, job: Job) -> list[GeneratedText]:
+    """Submit a job and wait for its texts; a refused request is a UserError, a closed worker
+    ClosedError."""
     try:
         worker.submit(job, wait=True)
         return job.texts.result()
     except NoTextsError as error:
         raise UserError(str(error)) from error
-    finally:
-        on_job(None)
 
 
 class JsonLines:
@@ -119,8 +109,8 @@ class JsonLines:
                     # Nobody reads any more: the text ends at its next token, and so does the job.
                     self._worker.close()
 
-        texts = run_and_wait(self._worker, prompt, asked, on_text)
-        return [text.as_dict() for text in texts]
+        job = Job([prompt], asked, on_text)
+        return [text.as_dict() for text in run_and_wait(self._worker, job)]
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -190,22 +180,20 @@ class Terminal:
                 continue
             options = {"seed": self._new_seed()} if self._new_seed is not None else {}
             printer = LivePrinter(prompt) if self._stream else None
+            self._job = Job([prompt], options, printer and printer.feed)
             try:
-                texts = run_and_wait(
-                    self._worker, prompt, options, printer and printer.feed, self._remember
-                )
+                texts = run_and_wait(self._worker, self._job)
             except UserError as error:
                 print(f"error: {error}", flush=True)
                 continue
             except ClosedError:
                 return
+            finally:
+                self._job = None
             if printer is not None:
                 printer.finish([text.text for text in texts])
             else:
                 print("\n\n".join(text.text for text in texts), flush=True)
-
-    def _remember(self, job: Job | None) -> None:
-        self._job = job
 
 
 class LivePrinter:
@@ -254,23 +242,19 @@ def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
     _prepare_streams(needs_input=options.jsonl or options.interactive)
     # A rank that is killed would leave the others in a collective.
     with watchdog.guard():
-        if options.jsonl:
-            with _StandardOutput() as output:
-                return _jsonl(options, _pipeline(options), output)
-        pipeline = _pipeline(options)
+        with _standard_output() if options.jsonl else contextlib.nullcontext() as write:
+            pipeline = TextGenerationPipeline(
+                model_path=options.model,
+                **options.model_dump(include=_SAME_NAME),
+                **given_sampling_options(options),
+            )
+            if write is not None:
+                return _jsonl(options, pipeline, write)
         if options.serve:
             return _serve(options, pipeline)
         if options.interactive:
             return _interactive(options, pipeline)
         return _prompts(options, pipeline, options.prompt or list(examples))
-
-
-def _pipeline(options: Command) -> TextPipeline:
-    return TextGenerationPipeline(
-        model_path=options.model,
-        **options.model_dump(include=_SAME_NAME),
-        **given_sampling_options(options),
-    )
 
 
 def leave(code: int) -> NoReturn:
@@ -300,7 +284,12 @@ def _prompts(options: Command, pipeline: TextPipeline, prompts: list[str]) -> in
         seeds = pipeline.options.seed
         for number, prompt in enumerate(prompts):
             seed = seeds + number if isinstance(seeds, int) else seeds[number]
-            _stream_one(pipeline, prompt, seed, first=number == 0)
+            printer = LivePrinter(prompt)
+            if number and distributed.is_main():
+                print(flush=True)
+            texts = pipeline.generate([prompt], on_text=printer.feed, seed=seed)
+            if distributed.is_main():
+                printer.finish([text.text for text in texts])
         distributed.barrier()
         return 0
     results = pipeline(prompts, options.batch_size)
@@ -309,68 +298,60 @@ def _prompts(options: Command, pipeline: TextPipeline, prompts: list[str]) -> in
     return 0
 
 
-def _stream_one(pipeline: TextPipeline, prompt: str, seed: int, *, first: bool) -> None:
-    if not distributed.is_main():
-        pipeline.generate([prompt], seed=seed)
-        return
-    if not first:
-        print(flush=True)
-    printer = LivePrinter(prompt)
-    texts = pipeline.generate([prompt], on_text=printer.feed, seed=seed)
-    printer.finish([text.text for text in texts])
-
-
 def _interactive(options: Command, pipeline: TextPipeline) -> int:
     worker = Worker(pipeline)
-    new_seed = None if options.seed is not None else _new_seed
-    terminal = Terminal(worker, stream=options.stream, new_seed=new_seed)
+    new_seed = functools.partial(random.SystemRandom().randrange, SEED_BOUND)
+    given = options.seed is not None
+    terminal = Terminal(worker, stream=options.stream, new_seed=None if given else new_seed)
 
-    def close(*_: object) -> None:
-        worker.close()
-
-    def stop_text(*_: object) -> None:
-        if not terminal.cancel():
-            worker.close()
-
+    # The launcher ends the job at Ctrl-C.
+    is_launched = launched.launched()
     if distributed.is_main():
-        # The launcher ends the job at Ctrl-C.
-        is_launched = launched.launched()
         keys = "Ctrl-D ends" if is_launched else "Ctrl-C stops a text, Ctrl-D ends"
         print(f"One prompt per line; {keys}.", flush=True)
-        signal.signal(signal.SIGINT, close if is_launched else stop_text)
-        signal.signal(signal.SIGTERM, close)
-    _run_with_source(worker, terminal.run)
+
+    def stop(signum: int) -> None:
+        if is_launched or signum == signal.SIGTERM or not terminal.cancel():
+            worker.close()
+
+    _run_with_source(worker, terminal.run, stop)
     return 0
 
 
-def _new_seed() -> int:
-    return random.SystemRandom().randrange(SEED_BOUND)
-
-
-def _jsonl(options: Command, pipeline: TextPipeline, output: _StandardOutput) -> int:
+def _jsonl(options: Command, pipeline: TextPipeline, write: Write) -> int:
     worker = Worker(pipeline)
-    lines = JsonLines(worker, output.write_json, stream=options.stream)
+
+    def write_line(line: Mapping[str, Any]) -> None:
+        try:
+            write(line)
+        except BrokenPipeError:
+            lines.bad += 1
+            raise
+
+    lines = JsonLines(worker, write_line, stream=options.stream)
     interrupted: list[int] = []
 
-    def interrupt(signum: int, _frame: object) -> None:
+    def interrupt(signum: int) -> None:
         interrupted.append(signum)
         worker.close()
 
-    if distributed.is_main():
-        signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGTERM, interrupt)
-    _run_with_source(worker, lambda: lines.run(sys.stdin.buffer))
+    _run_with_source(worker, lambda: lines.run(sys.stdin.buffer), interrupt)
     bad = on_rank_0(lambda: lines.bad)
     if interrupted:
         return 128 + interrupted[0]
-    return 1 if bad or output.closed else 0
+    return 1 if bad else 0
 
 
-def _run_with_source(worker: Worker, source: Callable[[], None]) -> None:
-    """Run the worker here and `source` in a thread of rank 0, until `source` ends."""
+def _run_with_source(
+    worker: Worker, source: Callable[[], None], stop: Callable[[int], None]
+) -> None:
+    """Run the worker here and `source` in a thread of rank 0, until `source` ends; there `stop` is
+    told of SIGINT and SIGTERM."""
     lockstep.end_on_signal()
     problems: list[str] = []
     if distributed.is_main():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda signum, frame: stop(signum))
 
         def read() -> None:
             try:
@@ -410,36 +391,22 @@ def _serve(options: Command, pipeline: TextPipeline) -> int:
     return 0
 
 
-class _StandardOutput:
-    """The standard output for JSON lines only: whatever else prints goes to the standard error."""
+@contextlib.contextmanager
+def _standard_output() -> Iterator[Write]:
+    """The standard output for JSON lines only: whatever else prints goes to the standard error.
+    Yields what writes one object on a line of its own, a BrokenPipeError where nobody reads."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    # Half a surrogate pair (in an id) has no UTF-8 form, only an escape, which is JSON's.
+    file = os.fdopen(own, "w", encoding="utf-8", errors="backslashreplace")
 
-    def __init__(self) -> None:
-        self.closed = False
+    def write(value: Mapping[str, Any]) -> None:
+        file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        file.flush()
 
-    def __enter__(self) -> _StandardOutput:
-        sys.stdout.flush()
-        self._own = os.dup(1)
-        os.dup2(2, 1)
-        self._file = os.fdopen(self._own, "w", encoding="utf-8")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._file.close()
-        except BrokenPipeError:
-            self.closed = True
-
-    def write_json(self, value: Mapping[str, Any]) -> None:
-        """Write one object on a line of its own; BrokenPipeError where nobody reads any more."""
-        text = json.dumps(value, ensure_ascii=False)
-        try:
-            # Half a surrogate pair (in an id) has no UTF-8 form, only an escape.
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            text = json.dumps(value)
-        try:
-            self._file.write(text + "\n")
-            self._file.flush()
-        except BrokenPipeError:
-            self.closed = True
-            raise
+    try:
+        yield write
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            file.close()

@@ -17,7 +17,6 @@ import json
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -97,32 +96,24 @@ _STILL_THERE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STILL_THERE_SECONDS = 0.25
 
 
-@dataclass(frozen=True)
-class ConnectionBounds:
-    """How many connections at once, and seconds that each may take: `head_seconds` from its
-    opening or the last answer to the end of a request's head, `answer_seconds` from there to the
-    last byte."""
-
-    head_seconds: float
-    answer_seconds: float
-    connections: int
-
-
 class BoundedProtocol(H11Protocol):
-    """One connection within `bounds`."""
+    """One connection of at most `most` at once. It may take `head_seconds` from its opening or the
+    last answer to the end of a request's head, `answer_seconds` from there to the last byte."""
 
-    def __init__(self, *, bounds: ConnectionBounds, **arguments: Any) -> None:
+    def __init__(
+        self, *, head_seconds: float, answer_seconds: float, most: int, **arguments: Any
+    ) -> None:
         super().__init__(**arguments)
-        self._bounds = bounds
+        self._head_seconds, self._answer_seconds, self._most = head_seconds, answer_seconds, most
         self._timer: asyncio.TimerHandle | None = None
         self._opened = self.loop.time()
         self._sends_no_more = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._await_head()
+        self._start_timer(self._head_seconds)
         open_ones = [each for each in self.connections if not each.transport.is_closing()]
-        if len(open_ones) > self._bounds.connections:
+        if len(open_ones) > self._most:
             idle = [each for each in open_ones if each is not self and not each.has_request]
             # If all connections are at work, which the queue's length bounds, close the new one.
             min(idle, key=lambda each: each._opened, default=self).transport.abort()
@@ -131,17 +122,17 @@ class BoundedProtocol(H11Protocol):
         was_at_work = self._is_at_work
         super().data_received(data)
         if self._is_at_work and not was_at_work:
-            self._start_timer(self._bounds.answer_seconds)
+            self._start_timer(self._answer_seconds)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         # The next request may have come together with the last one.
         if self._is_at_work:
-            self._start_timer(self._bounds.answer_seconds)
+            self._start_timer(self._answer_seconds)
         elif self._sends_no_more:
             self.transport.close()
         else:
-            self._await_head()
+            self._start_timer(self._head_seconds)
 
     def eof_received(self) -> bool:
         """Keep the connection of a client that has sent a whole request and no more follows."""
@@ -185,9 +176,6 @@ class BoundedProtocol(H11Protocol):
     @property
     def _is_at_work(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    def _await_head(self) -> None:
-        self._start_timer(self._bounds.head_seconds)
 
     def _start_timer(self, seconds: float) -> None:
         if self._timer is not None:

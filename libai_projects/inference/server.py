@@ -38,7 +38,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libai_projects.inference.connections import AllowedHosts, BoundedProtocol, ConnectionBounds
+from libai_projects.inference.connections import AllowedHosts, BoundedProtocol
 from libai_projects.inference.jobs import ClosedError, Job, NoTextsError, QueueFullError, Worker
 from libai_projects.inference.requests import (
     SAMPLING_DEFAULTS,
@@ -70,14 +70,6 @@ DISCONNECT_POLL = 0.25
 
 # The answer to a request that was accepted and has no texts, by NoTextsError.kind.
 _STATUS = {"refused": 422, "failed": 500, "late": 503, "closed": 503, "cancelled": 503}
-
-
-class RefusedError(Exception):
-    """A request that gets an error: the HTTP status and one sentence."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def error_response(
@@ -136,8 +128,6 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
             worker.submit(answer.job)
         except asyncio.TimeoutError:
             return error_response(408, "the request took too long to arrive")
-        except RefusedError as refused:
-            return error_response(refused.status, str(refused))
         except UserError as error:
             return error_response(422, str(error))
         except QueueFullError:
@@ -154,7 +144,7 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    """A path that does not exist, or has no such method."""
+    """A path that does not exist or has no such method, or what a request was refused for."""
     method, path = request.method, request.url.path
     message = {404: f"there is no {path}", 405: f"{path} takes no {method}"}.get(error.status_code)
     return error_response(error.status_code, message or str(error.detail), error.headers)
@@ -219,8 +209,8 @@ async def _read_body(request: Request, most: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # This check also keeps other sites' forms from using a server on this machine.
-        raise RefusedError(415, "send JSON: Content-Type: application/json")
-    too_large = RefusedError(413, f"the request is larger than {most} bytes")
+        raise HTTPException(415, "send JSON: Content-Type: application/json")
+    too_large = HTTPException(413, f"the request is larger than {most} bytes")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > most:
         raise too_large
@@ -239,7 +229,7 @@ def _parse(model: type[BaseModel], body: bytes) -> Any:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        raise RefusedError(422, f"{where}: {message}" if where else message) from None
+        raise HTTPException(422, f"{where}: {message}" if where else message) from None
 
 
 def _check_prompt(worker: Worker, prompt: str, limits: Limits) -> None:
@@ -247,7 +237,7 @@ def _check_prompt(worker: Worker, prompt: str, limits: Limits) -> None:
     # One position is left for what the model adds.
     most = min(limits.prompt_tokens, worker.engine.max_positions - 1)
     if tokens > most:
-        raise RefusedError(422, f"prompt: {tokens} tokens, {most} are allowed; make it shorter")
+        raise HTTPException(422, f"prompt: {tokens} tokens, {most} are allowed; make it shorter")
 
 
 class _Answer:
@@ -357,14 +347,14 @@ class Server:
         self._closed_at: float | None = None
         hosts = AllowedHosts(host, allowed_hosts)
         self._socket = _listen(host, port)
-        bounds = ConnectionBounds(
-            head_seconds=limits.arrival_seconds,
-            answer_seconds=limits.seconds + limits.arrival_seconds + _TAKE_SECONDS,
-            connections=limits.queue + _MORE_CONNECTIONS,
-        )
         config = uvicorn.Config(
             create_app(worker, limits, hosts),
-            http=functools.partial(BoundedProtocol, bounds=bounds),
+            http=functools.partial(
+                BoundedProtocol,
+                head_seconds=limits.arrival_seconds,
+                answer_seconds=limits.seconds + limits.arrival_seconds + _TAKE_SECONDS,
+                most=limits.queue + _MORE_CONNECTIONS,
+            ),
             log_level="warning",
             access_log=False,
             lifespan="off",

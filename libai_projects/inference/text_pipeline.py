@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
-from libai_projects.generation import Generation, GenerationOptions, StepModel, generate, stream
+from libai_projects.generation import GenerationOptions, StepModel, generate
 from libai_projects.inference import lockstep
 
 # The options of LiBai's MagicPrompt, used where nothing else is given.
@@ -147,10 +148,21 @@ class TextPipeline:
             criteria = (*chosen.stopping_criteria, _criterion(should_stop, reason))
             chosen = chosen.replace(stopping_criteria=criteria)
         ids = [self._encode(prompt) for prompt in prompts]
-        if on_text is None or chosen.num_beams > 1 or not distributed.is_main():
-            generation = generate(_Agreed(self.model), ids, chosen, clock=_shared_clock)
-        else:
-            generation = self._stream(ids, chosen, on_text)
+        decoders: dict[int, Any] = defaultdict(self.tokenizer.stream_decoder)
+
+        def say(index: int, text: str) -> None:
+            if text and on_text is not None and distributed.is_main():
+                on_text(index, text)
+
+        generation = generate(
+            _Agreed(self.model),
+            ids,
+            chosen,
+            clock=_shared_clock,
+            on_token=lambda index, token: say(index, decoders[index].feed(token)),
+        )
+        for index, decoder in decoders.items():
+            say(index, decoder.finish())
         return [
             GeneratedText(
                 prompt=sequence.prompt,
@@ -166,28 +178,6 @@ class TextPipeline:
             return self.tokenizer.encode(text)
         except ValueError as error:
             raise UserError(str(error)) from error
-
-    def _stream(
-        self,
-        ids: Sequence[Sequence[int]],
-        options: GenerationOptions,
-        on_text: Callable[[int, str], None],
-    ) -> Generation:
-        count = len(ids) * options.num_return_sequences
-        decoders = [self.tokenizer.stream_decoder() for _ in range(count)]
-        tokens = stream(_Agreed(self.model), ids, options, clock=_shared_clock)
-        while True:
-            try:
-                index, token = next(tokens)
-            except StopIteration as end:
-                generation = end.value
-                break
-            if piece := decoders[index].feed(token):
-                on_text(index, piece)
-        for index, decoder in enumerate(decoders):
-            if piece := decoder.finish():
-                on_text(index, piece)
-        return generation
 
 
 class _Agreed:

@@ -17,8 +17,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
@@ -179,16 +179,19 @@ class Documents:
 
 @dataclass
 class EncodedBlock:
-    """What a `LineBlock` came to: empty lines, bad ones, and the documents of each output."""
+    """What `block`, here without its data, came to: empty lines, bad ones, and the documents of
+    each output."""
 
-    file: int
-    path: str
-    lines: int
-    position: int
+    block: LineBlock
     empty: int = 0
     bad: int = 0
     first_bad: list[str] = field(default_factory=list)
     outputs: dict[str, Documents] = field(default_factory=dict)
+
+    def note(self, number: int, reason: str) -> None:
+        self.bad += 1
+        if len(self.first_bad) < _DESCRIBED:
+            self.first_bad.append(f"{self.block.path}:{number}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -217,35 +220,25 @@ class BlockEncoder:
 
     def __call__(self, block: LineBlock) -> EncodedBlock:
         """Encode a block; the outputs hold documents in the order of the lines."""
-        result = EncodedBlock(block.file, block.path, block.lines, block.position)
-        texts: dict[str, list[tuple[int, str]]] = {name: [] for name in self.keys.values()}
-        if self.held_out:
-            texts[self.held_out_name] = []
+        result = EncodedBlock(replace(block, data=b""))
+        names = [*self.keys.values(), *([self.held_out_name] if self.held_out else [])]
+        texts: dict[str, list[tuple[int, str]]] = {name: [] for name in names}
         if block.too_long:
-            self._note(result, block.first_line, "longer than --max-line-bytes")
-        else:
-            self._collect(block, result, texts)
-        for name, numbered in texts.items():
-            result.outputs[name] = self._encode_documents(numbered)
-        return result
-
-    def _collect(
-        self, block: LineBlock, result: EncodedBlock, texts: dict[str, list[tuple[int, str]]]
-    ) -> None:
-        for number, raw in enumerate(_split_lines(block.data), start=block.first_line):
+            result.note(block.first_line, "longer than --max-line-bytes")
+        lines = [] if block.too_long else block.data.removesuffix(b"\n").split(b"\n")
+        for number, raw in enumerate(lines, start=block.first_line):
             try:
-                line = raw if isinstance(raw, str) else raw.decode("utf-8")
-                found = self._texts_of_line(line.removesuffix("\r"), block.jsonl)
+                found = self._texts_of_line(raw.decode("utf-8").removesuffix("\r"), block.jsonl)
             except UnicodeDecodeError as error:
-                self._note(result, number, f"not UTF-8 (byte {error.start + 1} of the line)")
-                continue
+                result.note(number, f"not UTF-8 (byte {error.start + 1} of the line)")
             except ValueError as error:
-                self._note(result, number, str(error))
-                continue
-            if not found:
-                result.empty += 1
-            for name, text in found.items():
-                texts[self._output(name, text)].append((number, text))
+                result.note(number, str(error))
+            else:
+                result.empty += not found
+                for name, text in found.items():
+                    texts[self._output(name, text)].append((number, text))
+        result.outputs = {name: self._encoded(numbered) for name, numbered in texts.items()}
+        return result
 
     def _texts_of_line(self, line: str, jsonl: bool) -> dict[str, str]:
         """Output -> text, without those of white space; a ValueError says why the line is bad."""
@@ -266,20 +259,16 @@ class BlockEncoder:
         drawn = int.from_bytes(digest, "little")
         return self.held_out_name if drawn < int(self.held_out * 2**64) else name
 
-    def _encode_documents(self, numbered: list[tuple[int, str]]) -> Documents:
-        if self.split_sentences is None:
-            sentences = [text for _, text in numbered]
-            counts = [1] * len(numbered)
-        else:
-            split = [self.split_sentences(text) for _, text in numbered]
-            sentences = list(chain.from_iterable(split))
-            counts = [len(cut) for cut in split]
+    def _encoded(self, numbered: list[tuple[int, str]]) -> Documents:
+        cut = self.split_sentences or (lambda text: [text])
+        split = [cut(text) for _, text in numbered]
+        sentences = list(chain.from_iterable(split))
         encoded = iter(self.encode(sentences) if sentences else [])
         sequences: list[list[int]] = []
         lengths: list[int] = []
         lines: list[int] = []
-        for (number, _), count in zip(numbered, counts, strict=True):
-            document = [ids for ids in (next(encoded) for _ in range(count)) if ids]
+        for (number, _), those in zip(numbered, split, strict=True):
+            document = [ids for ids in islice(encoded, len(those)) if ids]
             if not document:
                 continue
             if self.eod_id is not None:
@@ -290,21 +279,6 @@ class BlockEncoder:
         sizes = np.fromiter(map(len, sequences), np.int32, len(sequences))
         ids = np.fromiter(chain.from_iterable(sequences), self.dtype, int(sizes.sum()))
         return Documents(ids, sizes, np.array(lengths, np.int32), np.array(lines, np.int64))
-
-    @staticmethod
-    def _note(result: EncodedBlock, number: int, reason: str) -> None:
-        result.bad += 1
-        if len(result.first_bad) < _DESCRIBED:
-            result.first_bad.append(f"{result.path}:{number}: {reason}")
-
-
-def _split_lines(data: bytes) -> Sequence[str | bytes]:
-    """The lines without "\\n"; undecoded if one of them is not UTF-8."""
-    data = data.removesuffix(b"\n")
-    try:
-        return data.decode("utf-8").split("\n")
-    except UnicodeDecodeError:
-        return data.split(b"\n")
 
 
 def _json_texts(line: str, keys: Mapping[str, str]) -> dict[str, str]:
@@ -373,11 +347,11 @@ class OutputCounts:
         if self.longest is None or tokens[at] > self.longest[0]:
             self.longest = (int(tokens[at]), path, int(documents.line_numbers[at]))
 
-    def percentiles(self, percents: Sequence[int] = _PERCENTILES) -> dict[int, int]:
+    def percentiles(self) -> dict[int, int]:
         """Percent -> the smallest length that so many documents do not exceed (nearest rank)."""
         below = np.cumsum(self.histogram)
-        ranks = [-(-percent * self.documents // 100) for percent in percents]
-        return {p: int(np.searchsorted(below, r)) for p, r in zip(percents, ranks, strict=True)}
+        ranks = {percent: -(-percent * self.documents // 100) for percent in _PERCENTILES}
+        return {percent: int(np.searchsorted(below, rank)) for percent, rank in ranks.items()}
 
 
 @dataclass
@@ -400,14 +374,15 @@ class CorpusReport:
                 return f"{path} is no text: {bad:,} of its {filled:,} lines are bad{first}"
         return None
 
-    def add(self, block: EncodedBlock) -> None:
+    def add(self, encoded: EncodedBlock) -> None:
+        block = encoded.block
         filled, bad = self._of_file.get(block.path, (0, 0))
-        self._of_file[block.path] = (filled + block.lines - block.empty, bad + block.bad)
+        self._of_file[block.path] = (filled + block.lines - encoded.empty, bad + encoded.bad)
         self.lines += block.lines
-        self.empty += block.empty
-        self.bad += block.bad
-        self.first_bad += block.first_bad[: _DESCRIBED - len(self.first_bad)]
-        for name, documents in block.outputs.items():
+        self.empty += encoded.empty
+        self.bad += encoded.bad
+        self.first_bad += encoded.first_bad[: _DESCRIBED - len(self.first_bad)]
+        for name, documents in encoded.outputs.items():
             self.outputs.setdefault(name, OutputCounts()).add(block.path, documents)
 
     @property
@@ -484,17 +459,17 @@ def write_corpus(
     with OrderedPool[LineBlock, EncodedBlock](encoder, options.workers, "text") as pool:
         blocks = read_blocks(paths, jsonl=jsonl, max_line_bytes=options.max_line_bytes)
         with Progress(-(-sum(sizes) // _KILO), "kB") as progress:
-            said = _Said(progress, report, log_documents)
-            for block in pool.map(blocks):
-                report.add(block)
-                if block.bad and options.bad_lines == "error":
+            say = _saying(progress, report, log_documents)
+            for encoded in pool.map(blocks):
+                report.add(encoded)
+                if encoded.bad and options.bad_lines == "error":
                     raise DataError(
-                        f"{block.first_bad[0]}. Mend the line, or count and leave out such lines "
+                        f"{encoded.first_bad[0]}. Mend the line, or count and leave out such lines "
                         "with --bad-lines skip"
                     )
-                for name, documents in block.outputs.items():
+                for name, documents in encoded.outputs.items():
                     writers[name].add(documents.ids, documents.sizes, documents.lengths)
-                said.update(sum(sizes[: block.file]) + block.position)
+                say(sum(sizes[: encoded.block.file]) + encoded.block.position)
     if not report.documents:
         raise DataError(_nothing(paths, report))
     problem = report.not_text()
@@ -503,50 +478,46 @@ def write_corpus(
     return report
 
 
-class _Said:
-    """The progress: a bar, and lines for log files and for `--log-interval`."""
+def _saying(
+    progress: Progress, report: CorpusReport, log_documents: int | None
+) -> Callable[[int], None]:
+    """What says that so many bytes of the files are read: in the bar, and in lines for log files
+    and for `--log-interval`."""
+    start = time.monotonic()
+    due = log_documents or start + _LOG_SECONDS
 
-    def __init__(self, progress: Progress, report: CorpusReport, log_documents: int | None) -> None:
-        self._progress = progress
-        self._report = report
-        self._log_documents = log_documents
-        self._start = self._last = time.monotonic()
-        self._next = log_documents or 0
-
-    def update(self, done: int) -> None:
-        """Say that `done` bytes of the files are read."""
-        progress, report, now = self._progress, self._report, time.monotonic()
-        seconds = max(now - self._start, 1e-9)
-        # Before this step, as the bar's own rate.
-        megabytes = progress.done / _KILO
+    def say(done: int) -> None:
+        nonlocal due
+        now = time.monotonic()
+        seconds = max(now - start, 1e-9)
         said = {
             "documents": f"{report.documents:,}",
             "tokens": f"{report.tokens:,}",
             "lines/s": f"{report.lines / seconds:,.0f}",
-            "MB/s": f"{megabytes / seconds:.2f}",
+            # Before this step, as the bar's own rate.
+            "MB/s": f"{progress.done / _KILO / seconds:.2f}",
         }
         progress.update(done // _KILO - progress.done, **said)
-        if self._log_documents is None:
-            if sys.stderr.isatty() or now - self._last < _LOG_SECONDS:
-                return
-            self._last = now
-        elif report.documents < self._next:
+        if log_documents is None and sys.stderr.isatty():
             return
-        else:
-            # At most once a block, however small the interval is.
-            self._next = (report.documents // self._log_documents + 1) * self._log_documents
+        if (now if log_documents is None else report.documents) < due:
+            return
+        # At most once a block, however small the interval is.
+        step = log_documents or _LOG_SECONDS
+        due = now + step if log_documents is None else (report.documents // step + 1) * step
         words = ", ".join(f"{value} {name}" for name, value in said.items())
         progress.print(f"{words}, ETA {format_eta(progress.eta_seconds())}")
+
+    return say
 
 
 def _nothing(paths: Sequence[Path], report: CorpusReport) -> str:
     files = ", ".join(map(str, paths[:3])) + (" ..." if len(paths) > 3 else "")
-    if not report.bad:
-        return f"there is no text in {files}: {report.lines} lines, all empty"
-    return (
-        f"there is no text in {files}: of {report.lines} lines {report.empty} are empty and "
-        f"{report.bad} bad, the first {report.first_bad[0]}"
-    )
+    why = f"{report.lines} lines, all empty"
+    if report.bad:
+        why = f"of {report.lines} lines {report.empty} are empty and {report.bad} bad, the first "
+        why += report.first_bad[0]
+    return f"there is no text in {files}: {why}"
 
 
 def run_command(name: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:

@@ -26,9 +26,10 @@ import io
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from oneflow_accel.errors import DataError
 
@@ -36,6 +37,8 @@ import numpy as np
 import oneflow as flow
 
 from flow_train.files import sync_directory
+
+F = TypeVar("F", bound="_Files")
 
 MAGIC = b"MMIDIDX\x00\x00"
 CACHED_MAGIC = b"TNTIDX\x00\x00"
@@ -284,11 +287,12 @@ def _check_index(
 
 
 # Files that libai derives from a dataset and keeps beside it: PREFIX_1024msl_sample_idx.npy ...
-_DERIVED = re.compile(r"_\d+msl_.*\.npy")
+_DERIVED = r"_\d+msl_.*\.npy"
 
 
 class _Files:
-    """What writers of a dataset share: its two files, first as `.part` files."""
+    """What writers of a dataset share: its two files, first as `.part` files, which leaving the
+    context takes away."""
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
         self.prefix = os.fspath(prefix)
@@ -296,11 +300,42 @@ class _Files:
         self._index_part = self._index.with_name(self._index.name + ".part")
         self._data_part = self._data.with_name(self._data.name + ".part")
 
-    def _failed(self, error: OSError) -> DataError:
-        return DataError(
-            f"{self.prefix}.bin and .idx cannot be written: {error.strerror}. Nothing was changed; "
-            "check the space and the permissions of the folder, or choose another --output-prefix"
-        )
+    def __enter__(self: F) -> F:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._data_part.unlink(missing_ok=True)
+        self._index_part.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                f"{self.prefix}.bin and .idx cannot be written: {error.strerror}. Nothing was "
+                "changed; check the space and the permissions of the folder, or choose another "
+                "--output-prefix"
+            ) from error
+
+    def _publish(self) -> None:
+        """Give the files their names, the index last."""
+        try:
+            # From here to the last renaming there is no dataset, never a mixed one.
+            self._index.unlink(missing_ok=True)
+            # Sample indices of an older dataset would cut the new one at wrong places.
+            name = re.escape(self._index.stem)
+            for path in self._index.parent.glob("*.npy"):
+                if re.fullmatch(name + _DERIVED, path.name):
+                    path.unlink()
+            os.replace(self._data_part, self._data)
+            os.replace(self._index_part, self._index)
+            sync_directory(self._index.parent)
+        except OSError as error:
+            raise DataError(
+                f"{self.prefix}.bin and .idx cannot be given their names: {error}. There is no "
+                "dataset of this prefix now; mend the cause and make it again"
+            ) from error
 
 
 class DatasetWriter(_Files):
@@ -329,16 +364,12 @@ class DatasetWriter(_Files):
             raise DataError(f"{' and '.join(there)} exist already; --overwrite replaces them")
         self._file = self._open_data()
 
-    def __enter__(self) -> DatasetWriter:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         # After `commit` there is nothing to take away.
         if self._file.closed:
             return
         # Remove first: closing gives the lock away, and then the names may be another process's.
-        self._data_part.unlink(missing_ok=True)
-        self._index_part.unlink(missing_ok=True)
+        super().__exit__(*exception)
         try:
             self._file.close()
         except OSError:
@@ -354,10 +385,8 @@ class DatasetWriter(_Files):
                 f"{len(ids)} ids, {sizes.sum()} by the sizes; {len(sizes)} sequences, "
                 f"{document_lengths.sum()} by the documents"
             )
-        try:
+        with self._writing():
             self._file.write(np.ascontiguousarray(ids, dtype=self._dtype).data)
-        except OSError as error:
-            raise self._failed(error) from error
         self._sizes.append(np.asarray(sizes, dtype=np.int32))
         ends = self.sequences + np.cumsum(document_lengths, dtype=np.int64)
         self._documents.append(ends)
@@ -365,36 +394,21 @@ class DatasetWriter(_Files):
 
     def commit(self) -> None:
         """Give the files their names and close; a DataError leaves an older dataset there."""
-        try:
+        with self._writing():
             self._file.flush()
             os.fsync(self._file.fileno())
             with self._index_part.open("wb") as file:
                 self._write_index(file)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise self._failed(error) from error
-        try:
-            # From here to the last renaming there is no dataset, never a mixed one.
-            self._index.unlink(missing_ok=True)
-            self._remove_derived()
-            os.replace(self._data_part, self._data)
-            os.replace(self._index_part, self._index)
-            sync_directory(self._index.parent)
-        except OSError as error:
-            raise DataError(
-                f"{self.prefix}.bin and .idx cannot be given their names: {error}. There is no "
-                "dataset of this prefix now; mend the cause and make it again"
-            ) from error
+        self._publish()
         self._file.close()
 
     def _open_data(self) -> io.BufferedWriter:
-        try:
+        with self._writing():
             self._data.parent.mkdir(parents=True, exist_ok=True)
             # Appending does not truncate: the file may be another process's, see the lock.
             file: io.BufferedWriter = io.BufferedWriter(io.FileIO(self._data_part, "ab"), 1 << 20)
-        except OSError as error:
-            raise self._failed(error) from error
         if not self._is_ours(file):
             file.close()
             raise DataError(
@@ -431,13 +445,6 @@ class DatasetWriter(_Files):
             address = int(ends[-1])
         file.write(documents.astype("<i8").data)
 
-    def _remove_derived(self) -> None:
-        """Sample indices of an older dataset: they would cut the new one at wrong places."""
-        name = Path(self.prefix).name
-        for path in self._index.parent.glob("*.npy"):
-            if path.name.startswith(name) and _DERIVED.fullmatch(path.name[len(name) :]):
-                path.unlink()
-
 
 class CachedDatasetWriter(_Files):
     """LiBai's older format, "lazy" or "cached", by libai's own builder; ids are int32.
@@ -450,38 +457,23 @@ class CachedDatasetWriter(_Files):
         from libai.data.data_utils import indexed_dataset
 
         super().__init__(prefix)
-        try:
+        with self._writing():
             self._data.parent.mkdir(parents=True, exist_ok=True)
             self._builder = indexed_dataset.make_builder(str(self._data_part), impl="cached")
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def __enter__(self) -> CachedDatasetWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._data_part.unlink(missing_ok=True)
-        self._index_part.unlink(missing_ok=True)
 
     def add(self, ids: np.ndarray, sizes: np.ndarray, document_lengths: np.ndarray) -> None:
         sequences = iter(np.split(ids, np.cumsum(sizes[:-1])) if len(sizes) else [])
-        try:
+        with self._writing():
             for length in document_lengths:
                 for _ in range(length):
                     self._builder.add_item(flow.tensor(next(sequences).astype(np.int32)))
                 self._builder.end_document()
-        except OSError as error:
-            raise self._failed(error) from error
 
     def commit(self) -> None:
         """Give the files their names, the index last."""
-        try:
+        with self._writing():
             self._builder.finalize(str(self._index_part))
-            self._index.unlink(missing_ok=True)
-            os.replace(self._data_part, self._data)
-            os.replace(self._index_part, self._index)
-        except OSError as error:
-            raise self._failed(error) from error
+        self._publish()
 
 
 Writer = DatasetWriter | CachedDatasetWriter

@@ -12,7 +12,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from oneflow_accel.errors import DataError, UserError, nearest
+from oneflow_accel.errors import DataError, UserError, did_you_mean
 
 import numpy as np
 
@@ -123,8 +123,7 @@ class TokenWindows:
     ) -> None:
         for name, value, known in (("dtype", dtype, DTYPES), ("packing", packing, PACKINGS)):
             if value not in known:
-                near = nearest(str(value), known)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                hint = did_you_mean(str(value), known, f"there are {', '.join(known)}")
                 raise UserError(f"token files of {name} {value!r}: {hint}")
         self._length = max_seq_length
         files = files_of(path)
@@ -145,9 +144,14 @@ class TokenWindows:
                     "packing=documents needs it: make it by prepare.py, or take packing=stream"
                 )
             self._eod = said.eod_id
-        if vocab_size is not None:
-            for file, ids in zip(files, self._ids, strict=True):
-                _check(file, ids, vocab_size)
+        for file, ids in zip(files, self._ids, strict=True) if vocab_size is not None else ():
+            at = first_outside(ids, vocab_size)
+            if at is not None:
+                raise DataError(
+                    f"{file}: token {at} has the id {ids[at]}, and the model's vocabulary ends at "
+                    f"{vocab_size - 1}: give --vocab_size=0 to take the data's, and look whether "
+                    "--token_dtype is right"
+                )
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -188,13 +192,3 @@ def _opened(file: Path, dtype: str) -> np.ndarray:
         )
     # A file without a byte cannot be mapped.
     return np.asarray(np.memmap(file, dtype, "r")) if size else np.empty(0, dtype)
-
-
-def _check(file: Path, ids: np.ndarray, vocab_size: int) -> None:
-    at = first_outside(ids, vocab_size)
-    if at is not None:
-        raise DataError(
-            f"{file}: token {at} has the id {ids[at]}, and the model's vocabulary ends at "
-            f"{vocab_size - 1}: give --vocab_size=0 to take the data's, and look whether "
-            "--token_dtype is right"
-        )

@@ -106,8 +106,9 @@ class Tokenizer:
     eos_token_id: int
     eod_token_id: int
     pad_token_id: int
-    # What a decoded text leaves out.
+    # What a decoded text leaves out, and what each token is in it.
     _special: frozenset[int] = frozenset()
+    _bytes: Sequence[bytes]
 
     def __deepcopy__(self, memo: object) -> Tokenizer:
         # omegaconf copies what a config holds, and nothing here ever changes.
@@ -132,9 +133,6 @@ class Tokenizer:
         text's position."""
         raise NotImplementedError
 
-    def _bytes_of(self, token_id: int) -> bytes:
-        raise NotImplementedError
-
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD. Raises ValueError for an
         id that is not of this vocabulary, such as a row that only pads the model's embedding."""
@@ -148,13 +146,34 @@ class Tokenizer:
             )
         if skip_special and token_id in self._special:
             return b""
-        return self._bytes_of(token_id)
+        return self._bytes[token_id]
 
     def stream_decoder(self) -> StreamDecoder:
         return StreamDecoder(self)
 
 
-class GPT2Tokenizer(Tokenizer):
+class _LibraryTokenizer(Tokenizer):
+    """A tokenizer of the library `tokenizers`; `_begins`: a prompt needs its first token added."""
+
+    _library: tokenizers.Tokenizer
+    _begins = False
+
+    def encode(self, text: str) -> list[int]:
+        _check_text(text)
+        ids = self._library.encode(text, add_special_tokens=True).ids
+        return [self.bos_token_id, *ids] if self._begins else ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        try:
+            encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:
+            for position, text in enumerate(texts):
+                _check_text(text, f"text {position}: ")
+            raise
+        return [encoding.ids for encoding in encodings]
+
+
+class GPT2Tokenizer(_LibraryTokenizer):
     """GPT-2's tokenizer, also as `cfg.tokenization.tokenizer` of a LiBai config.
 
     LiBai's configs pass `do_lower_case`, which is ignored, as in LiBai: the vocabulary is cased.
@@ -173,7 +192,7 @@ class GPT2Tokenizer(Tokenizer):
         ids, merges = load_vocabulary(Path(vocab_file), Path(merges_file))
         bpe = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges))
         bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        self._bpe = bpe
+        self._library = bpe
         tokens = sorted(ids, key=ids.__getitem__)
         self._bytes = [_token_bytes(token) for token in tokens]
         self.vocab_size = len(tokens)
@@ -183,18 +202,8 @@ class GPT2Tokenizer(Tokenizer):
         self.bos_token_id = self.pad_token_id = self.eos_token_id
         self._special = frozenset([self.eos_token_id])
 
-    def encode(self, text: str) -> list[int]:
-        _check_text(text)
-        return self._bpe.encode(text).ids
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return _encoded(self._bpe, texts)
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        return self._bytes[token_id]
-
-
-class HuggingFaceTokenizer(Tokenizer):
+class HuggingFaceTokenizer(_LibraryTokenizer):
     """A tokenizer.json, of byte-level tokens as Llama 3's, or of pieces with bytes for what they
     lack, as Llama 2's. Which token begins, ends and pads is in tokenizer_config.json or
     special_tokens_map.json beside it. A text that spells a special token stays text. What pieces
@@ -237,21 +246,10 @@ class HuggingFaceTokenizer(Tokenizer):
         # The template of some files leaves out the first token that transformers adds.
         self._begins = bool(named.get("add_bos_token")) and not self._library.encode("").ids
 
-    def encode(self, text: str) -> list[int]:
-        _check_text(text)
-        ids = self._library.encode(text, add_special_tokens=True).ids
-        return [self.bos_token_id, *ids] if self._begins else ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return _encoded(self._library, texts, add_special_tokens=False)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         # The library does not pickle it.
         self._library.encode_special_tokens = True
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        return self._bytes[token_id]
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -277,6 +275,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.bos_token_id = library.bos_id() if self._begins else self.eos_token_id
         self.pad_token_id = library.pad_id() if library.pad_id() >= 0 else self.eos_token_id
         self._special = frozenset(filter(library.IsControl, range(self.vocab_size)))
+        self._bytes = [_piece_bytes(library.IdToPiece(each)) for each in range(self.vocab_size)]
 
     def encode(self, text: str) -> list[int]:
         _check_text(text)
@@ -287,9 +286,6 @@ class SentencePieceTokenizer(Tokenizer):
         for position, text in enumerate(texts):
             _check_text(text, f"text {position}: ")
         return self._library.Encode(list(texts), out_type=int, num_threads=1)
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        return _piece_bytes(self._library.IdToPiece(token_id))
 
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -342,16 +338,6 @@ def _piece_bytes(piece: str) -> bytes:
     if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
         return bytes([int(byte[1], 16)])
     return piece.replace("\u2581", " ").encode("utf-8")
-
-
-def _encoded(library: Any, texts: Sequence[str], **options: bool) -> list[list[int]]:
-    try:
-        encodings = library.encode_batch_fast(list(texts), **options)
-    except TypeError:
-        for position, text in enumerate(texts):
-            _check_text(text, f"text {position}: ")
-        raise
-    return [encoding.ids for encoding in encodings]
 
 
 def _named_tokens(folder: Path) -> dict[str, Any]:

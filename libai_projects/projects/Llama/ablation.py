@@ -118,7 +118,7 @@ def run(flags: flag_table.Options, argv: Sequence[str], runner: Runner | None = 
     Raises:
         UserError: flags that the rows set themselves, or too few iterations.
     """
-    _check(flags, argv)
+    _check(flags)
     name, output = flags.ablate, Path(flags.output_dir)
     folder = output / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,8 @@ def run(flags: flag_table.Options, argv: Sequence[str], runner: Runner | None = 
             if switches(name, row) is not None:
                 command = row_argv(name, row, flags, argv, turn)
                 asked[row, turn] = {"argv": command, "machine": machine, "peak_tflops": peak}
-    found = _finished(folder, asked)
+    known = {each: _finished(folder / _slug(*each), asked[each]) for each in asked}
+    found = {each: result for each, result in known.items() if result is not None}
     with Progress(len(asked), "row", done=len(found)) as progress:
         for number, (each, setting) in enumerate(asked.items(), start=1):
             said = f"[{number}/{len(asked)}] {each[0]}"
@@ -158,7 +159,11 @@ def run(flags: flag_table.Options, argv: Sequence[str], runner: Runner | None = 
             f"losses and norms of gradients are {REFERENCE}'s at each iteration, to {tolerance:g} "
             f"of them; the largest difference is {largest:.1e}"
         )
-    unsure = [row for row, result in results.items() if _is_unsure(row, result)]
+    unsure = [
+        row
+        for row, result in results.items()
+        if row != REFERENCE and result.spread and result.spread > abs((result.ratio or 0) - 1)
+    ]
     if unsure:
         lines.append(
             f"WARNING: {', '.join(unsure)}: between turns their times vary by more than they "
@@ -204,13 +209,6 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known and len(known) == len(values) else None
 
 
-def _is_unsure(row: str, result: Result) -> bool:
-    """Whether its seconds vary by more than they differ from use_all's."""
-    if row == REFERENCE or result.ratio is None or result.spread is None:
-        return False
-    return result.spread > abs(result.ratio - 1)
-
-
 def switches(table: str, row: str) -> dict[str, bool] | None:
     """The flags of a row; None for one of an operator that is PyTorch's alone."""
     if "sdpa" in row:
@@ -238,7 +236,7 @@ def row_argv(
     ]
     if not flags.data:
         own.append("--dummy=true")
-    if "--max_iters" not in _typed(argv):
+    if "max_iters" not in flags.model_fields_set:
         own.append(f"--max_iters={ITERATIONS}")
     own += [f"--{flag}={str(on).lower()}" for flag, on in (switches(table, row) or {}).items()]
     if table == "table3":
@@ -266,19 +264,19 @@ def read(path: Path) -> Result:
         for name in (*COMPARED, "step_seconds", "tokens_per_second", "mfu", "peak_memory_gb")
         for steps, values in [metric_series(lines, "train", name)]
     }
-    after = {
+    medians = {
         name: _median([value for step, value in values.items() if step > WARM_UP])
         for name, values in series.items()
     }
-    if after["step_seconds"] is None:
+    if medians["step_seconds"] is None:
         raise DataError(f"{path} has the time of no iteration after the first {WARM_UP}")
     # The last line is written after the last checkpoint, which takes memory too.
     memory, losses = list(series["peak_memory_gb"].values()), list(series["loss"].values())
     figures = {
         "first": series["step_seconds"].get(WARM_UP + 1),
-        "seconds": after["step_seconds"],
-        "tokens_per_second": after["tokens_per_second"],
-        "mfu": after["mfu"],
+        "seconds": medians["step_seconds"],
+        "tokens_per_second": medians["tokens_per_second"],
+        "mfu": medians["mfu"],
         "memory": max(memory[:-1] or memory, default=None),
         "loss": losses[-1] if losses else None,
     }
@@ -346,21 +344,18 @@ def draw(rows: Sequence[diary.Row], results: Mapping[str, Result], title: str, p
     save_figure(figure, path)
 
 
-def _check(flags: flag_table.Options, argv: Sequence[str]) -> None:
+def _check(flags: flag_table.Options) -> None:
     if launched.launched():
         raise UserError("--ablate starts a process for each row: run it without a launcher")
-    theirs = sorted(_typed(argv) & {f"--{flag}" for flag in (*flag_table.FUSED, "attn_impl")})
-    if theirs:
-        raise UserError(f"--ablate switches these itself, leave them out: {', '.join(theirs)}")
-    if "--max_iters" in _typed(argv) and flags.max_iters <= WARM_UP:
+    switched = {*flag_table.FUSED, "attn_impl"} & flags.model_fields_set
+    if switched:
+        theirs = ", ".join(f"--{flag}" for flag in sorted(switched))
+        raise UserError(f"--ablate switches these itself, leave them out: {theirs}")
+    if "max_iters" in flags.model_fields_set and flags.max_iters <= WARM_UP:
         raise UserError(
             f"--max_iters={flags.max_iters}: the first {WARM_UP} iterations of a row do not count, "
             f"so at least {WARM_UP + 1} are needed"
         )
-
-
-def _typed(argv: Sequence[str]) -> set[str]:
-    return {text.split("=")[0] for text in argv}
 
 
 def _tokens(flags: flag_table.Options) -> str:
@@ -401,15 +396,14 @@ def _slug(row: str, turn: int) -> str:
     return re.sub(r"\W+", "_", row.replace("w/o", "without")) + again
 
 
-def _finished(folder: Path, asked: Mapping[Turn, Mapping[str, Any]]) -> dict[Turn, Result]:
-    """The rows that an earlier start has run as they are asked for."""
-    found = {}
-    for each, setting in asked.items():
-        saved = process.noted(folder / _slug(*each) / ROW_NAME)
-        if all(saved.get(key) == value for key, value in setting.items()):
-            with contextlib.suppress(DataError):
-                found[each] = read(folder / _slug(*each) / JSONL_NAME)
-    return found
+def _finished(place: Path, setting: Mapping[str, Any]) -> Result | None:
+    """What an earlier start has found of a row, if it ran as is asked for."""
+    saved = process.noted(place / ROW_NAME)
+    if any(saved.get(key) != value for key, value in setting.items()):
+        return None
+    with contextlib.suppress(DataError):
+        return read(place / JSONL_NAME)
+    return None
 
 
 def _run_row(
@@ -457,8 +451,8 @@ def _in_words(result: Result) -> str:
         return f"FAILED, {result.error}"
     forms = {"seconds": "{:.4g} s", "mfu": "MFU {:.1f} %", "memory": "{:.2f} GB"}
     forms["loss"] = "loss {:.5g}"
-    values = {form: result.figures[name] for name, form in forms.items()}
-    return ", ".join(form.format(value) for form, value in values.items() if value is not None)
+    values = [(form, result.figures[name]) for name, form in forms.items()]
+    return ", ".join(form.format(value) for form, value in values if value is not None)
 
 
 def _of_reference(rows: Sequence[diary.Row]) -> diary.Row:

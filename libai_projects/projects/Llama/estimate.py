@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from oneflow_accel.errors import UserError, nearest
+from oneflow_accel.errors import UserError, did_you_mean
 
 from rich.console import Console
 from rich.table import Table
@@ -225,8 +225,7 @@ def gpu_named(name: str) -> Gpu:
     plain = name.lower().replace(" ", "")
     if plain in known:
         return GPUS[known[plain]]
-    near = nearest(plain, GPUS, most=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(GPUS)}"
+    hint = did_you_mean(plain, GPUS, f"there are {', '.join(GPUS)}", most=3)
     raise UserError(f"--gpu={name}: no data sheet of it here; {hint}")
 
 
@@ -421,8 +420,8 @@ def _print_memory(job: Job, gpu: Gpu, name: str, shown: bool) -> None:
 
 def _print_times(job: Job, gpu: Gpu, name: str, shown: bool) -> None:
     work = job.flops_per_token * job.tokens / (gpu.tflops * 1e10)
-    cases: dict[str, list[str]] = {"all fused": []}
-    cases |= {f"w/o {row}": [row] for row in OPERATORS} | {"naive": list(OPERATORS)}
+    cases: dict[str, list[str]] = {"all fused": [], **{f"w/o {row}": [row] for row in OPERATORS}}
+    cases["naive"] = list(OPERATORS)
     measured = {row.name: row.seconds for row in diary.TABLES["table1"]}
     # Only the row beside the diary's table has a fused AdamW.
     measured |= {"all fused": measured["fused_adamw"], "w/o fused_adamw": measured["use_all"]}
@@ -443,14 +442,13 @@ def _print_times(job: Job, gpu: Gpu, name: str, shown: bool) -> None:
 
 def _print_diary() -> None:
     found, wrong = [], []
-    for table, rows in diary.TABLES.items():
-        for row in rows:
-            if row.seconds is None or row.mfu is None:
-                continue
-            least, most = diary.allowed_mfu(row.seconds)
-            if not row.consistent:
-                wrong.append(f"{table}, {row.name}")
-            allowed = f"{least:.2f} to {most:.2f}{'' if row.consistent else ' [bold]no[/]'}"
-            found.append((f"{table} {row.name}", f"{row.seconds:.2f}", f"{row.mfu:.2f}", allowed))
+    for table, row in [(table, row) for table, rows in diary.TABLES.items() for row in rows]:
+        if row.seconds is None or row.mfu is None:
+            continue
+        least, most = diary.allowed_mfu(row.seconds)
+        if not row.consistent:
+            wrong.append(f"{table}, {row.name}")
+        allowed = f"{least:.2f} to {most:.2f}{'' if row.consistent else ' [bold]no[/]'}"
+        found.append((f"{table} {row.name}", f"{row.seconds:.2f}", f"{row.mfu:.2f}", allowed))
     columns, text = ("", "s", "MFU %", "its time allows %"), f"Not consistent: {'; '.join(wrong)}."
     _print("The diary's MFU beside its times", columns, found, text)

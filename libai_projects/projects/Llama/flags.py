@@ -45,8 +45,14 @@ FUSED: dict[str, tuple[str, ...]] = {
 }
 # Where a flag goes in the config as it is: the first under its own name.
 _OF_MODEL = (
-    *("vocab_size", "hidden_size", "num_layers", "num_attention_heads", "num_key_value_heads"),
-    *("rope_theta", "rope_interleaved", "attention_bias", "tie_word_embeddings"),
+    *("vocab_size", "hidden_size", "ffn_hidden_size", "num_layers", "num_attention_heads"),
+    *(
+        "num_key_value_heads",
+        "rope_theta",
+        "rope_interleaved",
+        "attention_bias",
+        "tie_word_embeddings",
+    ),
     *("initializer_range", "residual_in_fp32", "sequence_first", "sequence_parallel"),
 )
 _KEYS = {name: f"model.cfg.{name}" for name in _OF_MODEL} | {
@@ -267,12 +273,6 @@ def padded_vocabulary(flags: Options) -> int:
     return -(-flags.vocab_size // 8) * 8
 
 
-def ffn_hidden_size(flags: Options) -> int:
-    if flags.ffn_hidden_size:
-        return int(flags.ffn_hidden_size)
-    return -(-int(8 * flags.hidden_size / 3) // flags.multiple_of) * flags.multiple_of
-
-
 def accumulation_steps(flags: Options, processes: int = 1) -> int:
     """Micro-batches per step of each of so many data-parallel processes. UserError where they
     cannot share them."""
@@ -292,7 +292,9 @@ def settings(flags: Options) -> dict[str, Any]:
     """What the flags are in the config, by key."""
     values = {key: getattr(flags, name) for name, key in _KEYS.items()}
     values["model.cfg.vocab_size"] = padded_vocabulary(flags)
-    values["model.cfg.ffn_hidden_size"] = ffn_hidden_size(flags)
+    if not flags.ffn_hidden_size:
+        inner = -(-int(8 * flags.hidden_size / 3) // flags.multiple_of) * flags.multiple_of
+        values["model.cfg.ffn_hidden_size"] = inner
     values["optim.betas"] = [flags.beta1, flags.beta2]
     values["optim.params.clip_grad_max_norm"] = flags.grad_clip or None
     values["train.max_minutes"] = flags.max_minutes or None

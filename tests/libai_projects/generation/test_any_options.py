@@ -93,7 +93,7 @@ def test_the_end_wins_where_its_gain_overflows(factor: float) -> None:
     counts = [np.array([number]) for number in (0, 1, 100, 0)]
     rows = Rows(np.zeros((1, 40), dtype=np.int64), *counts)
     ends = np.array([0, 1, 3])
-    found = processors.length_decay(3, factor, ends)(rows, scores.copy())
+    found = processors.length_decay(rows, scores.copy(), 3, factor, ends)
     expected = min(-2 + 2 * (float(factor) ** 36 - 1), 3.4028235e38) if factor < 2 else 3.4028235e38
     np.testing.assert_allclose(found, [[expected, 0, 5, -np.inf]], rtol=1e-6)
 

@@ -21,7 +21,7 @@ import oneflow as flow
 from pipeline_fakes import CycleModel, write_vocabulary
 
 from libai_projects.inference.command import run_and_wait
-from libai_projects.inference.jobs import Worker
+from libai_projects.inference.jobs import Job, Worker
 from libai_projects.inference.text_pipeline import TextPipeline
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
@@ -83,7 +83,9 @@ def ask_all(worker: Worker, prompts: list[str]) -> None:
         elif "clock" in prompt:
             options["max_time"] = 60.0
         try:
-            found: Any = [each.text for each in run_and_wait(worker, prompt, options, on_text)]
+            found: Any = [
+                each.text for each in run_and_wait(worker, Job([prompt], options, on_text))
+            ]
         except UserError as error:
             found = str(error)
         # One write: what rank 1 prints must not come between the text and its line end.
