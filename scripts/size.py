@@ -12,7 +12,7 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 10_502),
+    "oneflow_accel": ("oneflow_accel", (".py",), 10_448),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_944),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_605),
     "flow_train": ("flow_train", (".py",), 13_699),
@@ -23,7 +23,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 3_660),
     "scripts": ("scripts", (".py",), 884),
     "patches": ("patches", (".patch",), 2_070),
-    "tests": ("tests", (".py",), 56_637),
+    "tests": ("tests", (".py",), 56_639),
 }
 
 
