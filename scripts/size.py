@@ -12,7 +12,7 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 10_448),
+    "oneflow_accel": ("oneflow_accel", (".py",), 10_368),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_944),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_605),
     "flow_train": ("flow_train", (".py",), 13_699),
@@ -20,10 +20,10 @@ BUDGETS = {
     "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_073),
     "vit_10b": ("vit_10b", (".py",), 1_013),
     "libai_projects": ("libai_projects", (".py",), 15_177),
-    "benchmarks": ("benchmarks", (".py",), 3_660),
+    "benchmarks": ("benchmarks", (".py",), 3_627),
     "scripts": ("scripts", (".py",), 884),
     "patches": ("patches", (".patch",), 2_070),
-    "tests": ("tests", (".py",), 56_639),
+    "tests": ("tests", (".py",), 56_620),
 }
 
 

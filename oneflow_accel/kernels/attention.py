@@ -314,14 +314,15 @@ def _as_rows(x: flow.Tensor, key: flow.Tensor) -> flow.Tensor:
     return x.reshape(batch, key.shape[1], heads // key.shape[1] * queries, size)
 
 
-def _unpacked(attention: Callable[..., flow.Tensor]) -> Callable[..., flow.Tensor]:
-    """Of the parts of one projection."""
+def _unpacked(attention: Callable[..., flow.Tensor], name: str) -> Callable[..., flow.Tensor]:
+    """Of the parts of one projection; a function of this name."""
 
     def unpacked(qkv: flow.Tensor, *optional: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
         # Not by slices, whose gradient has no kernel on some devices.
         parts = (qkv.narrow(2, part, 1).squeeze(2).permute(0, 2, 1, 3) for part in range(3))
         return attention(*parts, *optional, **attributes).permute(0, 2, 1, 3)
 
+    unpacked.__name__ = name
     return unpacked
 
 
@@ -336,7 +337,7 @@ _attention_operation = register_operation(
 )
 _packed_operation = register_operation(
     "packed_attention",
-    reference=_unpacked(_composition),
+    reference=_unpacked(_composition, "packed_composition"),
     doc="dropout(softmax(scale query key^T)) value of the parts of one projection.",
     lacks=_NO_ATTENTION,
 )
@@ -495,13 +496,9 @@ def chunked_attention(*tensors: Any, **attributes: Any) -> Any:
     return out, (*tensors, out)
 
 
-_chunked_parts = _unpacked(chunked_attention)
-
-
-@implementation("packed_attention", not_supported_reasons=empty_reasons)
-def chunked_packed_attention(*tensors: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
-    """Keeps no (time, time) matrix, and has one of BLOCK queries at a time."""
-    return _chunked_parts(*tensors, **attributes)
+chunked_packed_attention = implementation("packed_attention", not_supported_reasons=empty_reasons)(
+    _unpacked(chunked_attention, "chunked_packed_attention")
+)
 
 
 _performer = Operator(
