@@ -228,15 +228,16 @@ def folded(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if is_convolution(module):
         done[module] = fold(module, None, "")
         return done[module]
-    if type(module) is nn.Linear and module.bias is not None:
-        module.__class__ = with_forward(nn.Linear, linear_with_bias)
+    cls: Any = type(module)
+    if cls is nn.Linear and module.bias is not None:
+        module.__class__ = with_forward(cls, linear_with_bias)
     rule = rule_of(module)
     if rule is not None and _fits(module, rule):
         for chain in rule.chains:
             names = chain.split()
             _fold_chain(module, names, "relu" if names[0] in rule.relu_after else "")
         if rule.forward is not None:
-            module.__class__ = with_forward(type(module), rule.forward)
+            module.__class__ = with_forward(cls, rule.forward)
     for name, child in module._modules.items():
         if child is not None:
             module._modules[name] = folded(child, done)

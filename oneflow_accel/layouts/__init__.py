@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.agree import whole
@@ -62,9 +63,10 @@ def to_channels_last(model: nn.Module, backend: Backend | None = None) -> nn.Mod
         )
     done = set()
     for module in model.modules():
-        for name, (_, last) in RULES[class_name(type(module))].attributes.items():
+        cls: Any = type(module)
+        for name, (_, last) in RULES[class_name(cls)].attributes.items():
             setattr(module, name, last)
-        module.__class__ = channels_last_class(type(module))
+        module.__class__ = channels_last_class(cls)
         # Two convolutions may share one weight.
         if isinstance(module, nn.Conv2d) and id(module.weight) not in done:
             weight, gradient = module.weight, module.weight.grad
