@@ -5,8 +5,7 @@ wait shows where they are not alone.
     python -m benchmarks.contention --also GOMP_SPINCOUNT=300000
 
 Seven minutes; the table is Markdown. Busy processes compute without an end. A quota is a control
-group's where one can be made, else the process is stopped and continued 10 times a second, as said
-above the table.
+group's; where none can be made, its rows are left out.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -46,7 +43,7 @@ CONDITIONS = {
     "with half a core": (0, 0.5),
     "with 1.5 cores": (0, 1.5),
 }
-_PERIOD = 0.1
+_PERIOD = 100_000
 # By transformers' names, as in items.LLAMA.
 _LLAMA = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 688}
 _LLAMA |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
@@ -154,26 +151,18 @@ def _quota(cores: float | None) -> Iterator[Path | None]:
                 folder = group / f"oneflow_accel_{os.getpid()}"
                 folder.mkdir()
                 made = folder
-                period = int(1e6 * _PERIOD)
+                # Microseconds.
+                quota = int(cores * _PERIOD)
                 if (folder / "cpu.cfs_quota_us").exists():
-                    (folder / "cpu.cfs_quota_us").write_text(str(int(cores * period)))
+                    (folder / "cpu.cfs_quota_us").write_text(str(quota))
                 else:
-                    (folder / "cpu.max").write_text(f"{int(cores * period)} {period}")
+                    (folder / "cpu.max").write_text(f"{quota} {_PERIOD}")
                 break
     try:
         yield made
     finally:
         if made is not None:
             made.rmdir()
-
-
-def _stop_and_go(process: subprocess.Popen, share: float) -> None:
-    while process.poll() is None:
-        time.sleep(_PERIOD * share)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGSTOP)
-            time.sleep(_PERIOD * (1 - share))
-            os.killpg(process.pid, signal.SIGCONT)
 
 
 def run(program: str, condition: str, environment: dict[str, str], seconds: float) -> float:
@@ -186,21 +175,17 @@ def run(program: str, condition: str, environment: dict[str, str], seconds: floa
         for process in busy:
             stack.callback(process.wait)
             stack.callback(process.kill)
-        process = subprocess.Popen(
+        ended = subprocess.run(
             asking(measure, program, seconds),
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,
             preexec_fn=lambda: group and (group / "cgroup.procs").write_text("0"),
+            timeout=600,
         )
-        if cores is not None and group is None:
-            share = min(1.0, cores / len(os.sched_getaffinity(0)))
-            threading.Thread(target=_stop_and_go, args=(process, share), daemon=True).start()
-        output, _ = process.communicate(timeout=600)
-    if process.returncode != 0:
-        raise UserError(f"{program}, {condition}: ended with {process.returncode}")
-    return json.loads(output.splitlines()[-1])
+    if ended.returncode != 0:
+        raise UserError(f"{program}, {condition}: ended with {ended.returncode}")
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -222,12 +207,12 @@ def _main() -> None:
     sides = {"stock OneFlow": {settings.PLUGIN.name: "off"}, "this": {}}
     sides |= {",".join(map("=".join, each.items())): each for each in options.also}
     with _quota(1) as group:
-        how = "of a control group" if group else "by SIGSTOP and SIGCONT, an approximation"
-    print(f"Milliseconds of a step, {machine.cores()} cores, {date.today()}; quotas {how}\n")
+        conditions = [name for name, (_, cores) in CONDITIONS.items() if group or cores is None]
+    print(f"Milliseconds of a step, {machine.cores()} cores, {date.today()}\n")
     heads = ["step", "condition", *sides, "stock / this"]
     print(line(heads), line(["---"] * len(heads)), sep="\n")
     for program in PROGRAMS:
-        for condition in CONDITIONS:
+        for condition in conditions:
             if options.only not in f"{program} {condition}":
                 continue
             found = [run(program, condition, each, options.seconds) for each in sides.values()]

@@ -15,7 +15,6 @@ from functools import partial
 
 import oneflow_accel
 from oneflow_accel import settings
-from oneflow_accel.errors import UserError, nearest
 from oneflow_accel.kernels.attention import scaled_dot_product_attention
 from oneflow_accel.kernels.loss import cross_entropy, linear_cross_entropy_mean
 from oneflow_accel.kernels.transformer import add_rms_norm, rope, swiglu
@@ -75,23 +74,13 @@ def _started(name: str, plain: bool) -> tuple[float, float]:
     return seconds, size
 
 
-def _known(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in OPERATIONS:
-            near = nearest(name, OPERATIONS)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise UserError(f"--only {name}: there are {', '.join(OPERATIONS)}.{hint}")
-    return names
-
-
 def _main() -> None:
     parser = cli.Parser(prog="python -m benchmarks.fused", description=__doc__)
-    parser.add_argument("--only", metavar="NAMES", help="operations, with commas between; else all")
+    parser.add_argument("--only", nargs="+", choices=OPERATIONS, help="these; else all")
     parser.add_argument("--rounds", type=cli.at_least(1), default=3, help="(default: %(default)s)")
     options = parser.parse_args()
     rows = [["operation", "inputs", "plain ms", "fused ms", "ratio", "plain MB", "fused MB"]]
-    for name in _known(options.only) if options.only else OPERATIONS:
+    for name in options.only or OPERATIONS:
         runs = in_turns((True, False), options.rounds, partial(_started, name))
         (plain, plain_size), (fused, fused_size) = map(medians, runs.values())
         times = [f"{1e3 * plain:.1f}", f"{1e3 * fused:.1f}", f"{plain / fused:.2f}"]

@@ -17,7 +17,6 @@ from oneflow_accel import (
     allocator,
     command,
     import_noise,
-    interrupt,
     launched,
     patching,
     rendezvous,
@@ -55,12 +54,12 @@ from oneflow_accel.backends import (
 )
 from oneflow_accel.kernels import plugin
 
-interrupt.give_back()
+command.give_back_interrupt()
 
 _late: list[str] = []
 # Raised again by select_device(), unless the program asks for another device.
 with command.said_at_import(), suppress(DeviceUnavailableError):
-    registry.prepare_expected_device()
+    registry.resolve().backend.prepare()
 with command.said_at_import():
     if plugin.load().came_late:
         _late.append(

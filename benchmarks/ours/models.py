@@ -118,9 +118,7 @@ def vitae(model: str, monarch: bool, drop_path: float = 0.0) -> nn.Module:
 
 
 MAKERS: dict[str, Maker] = {
-    "resnet50_forward": resnet50_forward,
-    "resnet50_inference": resnet50_inference,
-    "resnet50_train": resnet50_train,
+    **{make.__name__: make for make in (resnet50_forward, resnet50_inference, resnet50_train)},
     "resnet50_train_graph": partial(resnet50_train, graph=True),
     "vit_forward": partial(BOTH.classifier, _forward, VisionTransformer),
     "vit_inference": partial(BOTH.classifier, _inference, VisionTransformer),

@@ -106,16 +106,11 @@ def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:
 
 
 MAKERS: dict[str, Maker] = {
-    "resnet50_forward": resnet50_forward,
-    "resnet50_inference": resnet50_inference,
-    "resnet50_train": resnet50_train,
+    **{make.__name__: make for make in (resnet50_forward, resnet50_inference, resnet50_train)},
     "resnet50_train_graph": resnet50_train,
     "vit_forward": partial(BOTH.classifier, BOTH.forward, _vit),
     "vit_inference": partial(BOTH.classifier, _inference, _vit),
     "vit_train": partial(BOTH.classifier_train, _vit),
-    "gpt2_forward": gpt2_forward,
-    "gpt2_train": gpt2_train,
-    "llama_train": llama_train,
-    "gpt2_greedy": gpt2_greedy,
+    **{make.__name__: make for make in (gpt2_forward, gpt2_train, llama_train, gpt2_greedy)},
     **BOTH.makers(),
 }

@@ -10,7 +10,7 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from oneflow_accel.backends import nvml
@@ -58,6 +58,7 @@ class _Peak:
     bfloat16: float | None
 
 
+_PEAK_DTYPES = ("float64", "float32", "float16", "bfloat16")
 # Patterns for the whole name, without "NVIDIA", "Tesla" and "GeForce".
 _PEAKS: tuple[tuple[str, _Peak], ...] = (
     (r"P100-SXM2.*", _Peak("P100", 5.3, 10.6, None, 21.2, None)),
@@ -187,15 +188,10 @@ def peak_flops(gpu_name: str) -> dict[str, float | None]:
     short = re.sub(r"\b(NVIDIA|Tesla|GeForce)\b", "", gpu_name).strip()
     for pattern, peak in _PEAKS:
         if re.fullmatch(pattern, short):
-            float32 = peak.tf32 if peak.tf32 is not None and _tf32_enabled() else peak.float32
-            figures = {
-                "float64": peak.float64,
-                "float32": float32,
-                "float16": peak.float16,
-                "bfloat16": peak.bfloat16,
-            }
+            as_run = replace(peak, float32=peak.tf32) if peak.tf32 and _tf32_enabled() else peak
+            figures = {dtype: getattr(as_run, dtype) for dtype in _PEAK_DTYPES}
             return {key: None if value is None else value * 1e12 for key, value in figures.items()}
-    return dict.fromkeys(("float64", "float32", "float16", "bfloat16"))
+    return dict.fromkeys(_PEAK_DTYPES)
 
 
 def _tf32_enabled() -> bool:

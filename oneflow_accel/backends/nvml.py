@@ -42,11 +42,7 @@ class Driver:
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
 
 
 def load_library() -> Any:
@@ -100,13 +96,8 @@ def _gpu(library: Any, index: int) -> Gpu:
     handle = ctypes.c_void_p()
     _call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
     major, minor, memory = ctypes.c_int(), ctypes.c_int(), _Memory()
-    _call(
-        library,
-        "nvmlDeviceGetCudaComputeCapability",
-        handle,
-        ctypes.byref(major),
-        ctypes.byref(minor),
-    )
+    capability = map(ctypes.byref, (major, minor))
+    _call(library, "nvmlDeviceGetCudaComputeCapability", handle, *capability)
     _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
     return Gpu(
         index=index,

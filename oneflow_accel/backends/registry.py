@@ -115,12 +115,6 @@ def kernels_of(name: str) -> str:
     return other.device.name if other is not None and kernels == CpuBackend.name else kernels
 
 
-def prepare_expected_device() -> None:
-    """Prepare the device that `select_device()` would choose now, and choose none; errors are those
-    of `resolve`."""
-    resolve().backend.prepare()
-
-
 def current_backend() -> Backend:
     """The device of this process; the first call selects it if nothing has."""
     return _current if _current is not None else select_device()

@@ -22,7 +22,7 @@ from oneflow_accel.inference.folding import (
     InferenceConv2d,
     is_sequential,
     plain_class,
-    with_methods,
+    with_forward,
 )
 from oneflow_accel.kernels.transformer import SiLU
 from oneflow_accel.layouts.rules import class_name
@@ -51,18 +51,8 @@ _CONTAINERS = frozenset(
 # Classes of ours, which say so themselves.
 _marked: set[type] = set()
 _LAYERS = (
-    nn.Linear,
-    nn.LayerNorm,
-    nn.MaxPool2d,
-    nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d,
-    nn.ReLU,
-    nn.GELU,
-    nn.SiLU,
-    SiLU,
-    nn.Flatten,
-    nn.Identity,
-    nn.Dropout,
+    *(nn.Linear, nn.LayerNorm, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    *(nn.ReLU, nn.GELU, nn.SiLU, SiLU, nn.Flatten, nn.Identity, nn.Dropout),
 )
 
 
@@ -130,7 +120,7 @@ def _convert(module: nn.Module, done: set[nn.Module]) -> None:
 
 def _compute_in(dtype: flow.dtype, module: nn.Module, outside: flow.dtype) -> None:
     cls: Any = type(module)
-    module.__class__ = with_methods(cls, {"forward": _casting(cls, dtype, outside)})
+    module.__class__ = with_forward(cls, _casting(cls, dtype, outside))
 
 
 @cache

@@ -10,8 +10,8 @@ than OneFlow's are those marked with `map_layer`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -38,10 +38,6 @@ def map_layer(cls: LayerClass) -> LayerClass:
     return cls
 
 
-def is_map_layer(module: nn.Module) -> bool:
-    return type(module) in _map_layers
-
-
 def is_convolution(module: nn.Module | None) -> bool:
     return _is(nn.Conv2d, module)
 
@@ -52,17 +48,13 @@ def is_batch_norm(module: nn.Module | None) -> bool:
 
 
 def _is(cls: type[nn.Module], module: nn.Module | None) -> bool:
-    return type(module) is cls or (isinstance(module, cls) and is_map_layer(module))
+    return type(module) is cls or (isinstance(module, cls) and type(module) in _map_layers)
 
 
 def activation_of(module: nn.Module | None) -> str:
     """The activation that a convolution can do as well, as `InferenceConv2d` calls it; "" for any
     other module."""
     return _ACTIVATIONS.get(type(module), "")
-
-
-def is_activation(module: nn.Module | None) -> bool:
-    return bool(activation_of(module))
 
 
 # Forwards of modules whose convolutions do what follows them as well. `self` is a module, or
@@ -93,17 +85,17 @@ class FoldRule:
 
     Attributes: chains: names of children, "conv", "conv norm" or "conv norm relu", that its forward
     runs in this order, each on the output of the one before and nowhere else. relu_after: those
-    that a relu follows which is not a child of their own. methods: functions that take a method's
-    place after folding. kinds: what the first, second and third of a chain must be.
+    that a relu follows which is not a child of their own. forward: what takes the place of their
+    forward after folding. kinds: what the first, second and third of a chain must be.
     """
 
     chains: tuple[str, ...]
     relu_after: tuple[str, ...] = ()
-    methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    kinds: tuple[Callable[[nn.Module | None], bool], ...] = (
+    forward: Callable[..., Any] | None = None
+    kinds: tuple[Callable[[nn.Module | None], Any], ...] = (
         is_convolution,
         is_batch_norm,
-        is_activation,
+        activation_of,
     )
 
 
@@ -112,18 +104,18 @@ _SE_BLOCK = FoldRule(("conv1 bn1", "conv2 bn2", "conv3 bn3"))
 RULES: dict[str, FoldRule] = {
     "flowvision.models.resnet.ResNet": FoldRule(("conv1 bn1 relu",)),
     "flowvision.models.resnet.BasicBlock": FoldRule(
-        ("conv1 bn1", "conv2 bn2"), relu_after=("conv1", "conv2"), methods={"forward": _basic_block}
+        ("conv1 bn1", "conv2 bn2"), relu_after=("conv1", "conv2"), forward=_basic_block
     ),
     "flowvision.models.resnet.Bottleneck": FoldRule(
         ("conv1 bn1", "conv2 bn2", "conv3 bn3"),
         relu_after=("conv1", "conv2", "conv3"),
-        methods={"forward": _bottleneck},
+        forward=_bottleneck,
     ),
     "flowvision.models.senet.SEBottleneck": _SE_BLOCK,
     "flowvision.models.senet.SEResNetBottleneck": _SE_BLOCK,
     "flowvision.models.senet.SEResNeXtBottleneck": _SE_BLOCK,
     "flowvision.models.googlenet.BasicConv2d": FoldRule(
-        ("conv bn",), relu_after=("conv",), methods={"forward": _only_conv}
+        ("conv bn",), relu_after=("conv",), forward=_only_conv
     ),
     "flowvision.models.inception_v3.BasicConv2d": FoldRule(("conv bn relu",)),
 }
@@ -151,40 +143,28 @@ def _chains_of_sequential(module: nn.Module) -> list[str]:
         following = items[i + 1 :]
         if following and is_batch_norm(following[0][1]):
             names.append(following.pop(0)[0])
-        if following and is_activation(following[0][1]):
+        if following and activation_of(following[0][1]):
             names.append(following[0][0])
         chains.append(" ".join(names))
     return chains
 
 
-def with_methods(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type:
-    """A subclass of `cls` with these methods; `cls` itself if there are none. A class and not a
-    forward in the instance, because nn.Graph calls the class's forward."""
-    return _subclass(cls, tuple(sorted(methods.items()))) if methods else cls
-
-
-def plain_class(cls: type) -> type:
-    """The class that `with_methods` was given; `cls` itself if it is not a result of that."""
-    return getattr(cls, "_plain_class", cls)
-
-
 @cache
-def _subclass(cls: type, methods: tuple[tuple[str, Callable[..., Any]], ...]) -> type:
-    members = {**dict(methods), "_plain_class": cls, "__module__": __name__}
+def with_forward(cls: type, forward: Callable[..., Any]) -> type:
+    """A subclass of `cls` with this forward. A class and not a forward in the instance, because
+    nn.Graph calls the class's forward."""
+    members = {"forward": forward, "_plain_class": cls, "__module__": __name__}
     return type(f"Inference{cls.__name__}", (cls,), members)
 
 
+def plain_class(cls: type) -> type:
+    """The class that `with_forward` was given; `cls` itself if it is not a result of that."""
+    return getattr(cls, "_plain_class", cls)
+
+
 _GEOMETRY = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "padding_mode",
-    "dilation",
-    "groups",
-    "out_channel_groups",
-    "channel_pos",
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "padding_mode"),
+    *("dilation", "groups", "out_channel_groups", "channel_pos"),
 )
 
 
@@ -248,14 +228,16 @@ def folded(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if is_convolution(module):
         done[module] = fold(module, None, "")
         return done[module]
-    if type(module) is nn.Linear and module.bias is not None:
-        module.__class__ = with_methods(nn.Linear, {"forward": linear_with_bias})
+    cls: Any = type(module)
+    if cls is nn.Linear and module.bias is not None:
+        module.__class__ = with_forward(cls, linear_with_bias)
     rule = rule_of(module)
     if rule is not None and _fits(module, rule):
         for chain in rule.chains:
             names = chain.split()
             _fold_chain(module, names, "relu" if names[0] in rule.relu_after else "")
-        module.__class__ = with_methods(type(module), rule.methods)
+        if rule.forward is not None:
+            module.__class__ = with_forward(cls, rule.forward)
     for name, child in module._modules.items():
         if child is not None:
             module._modules[name] = folded(child, done)
@@ -309,7 +291,7 @@ def _layer(
     conv: nn.Conv2d, weight: flow.Tensor, bias: flow.Tensor | None, activation: str
 ) -> InferenceConv2d:
     layer = InferenceConv2d(conv, weight, bias, activation)
-    if is_map_layer(conv):
+    if type(conv) in _map_layers:
         # Its weight has the order of checkpoints, (O, C, h, w), whatever that of its activations.
         layer.weight = nn.Parameter(weight.permute(0, 2, 3, 1).contiguous(), requires_grad=False)
         layer.channel_pos = "channels_last"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from oneflow_accel.backends.cuda import CudaBackend, attention_reasons
@@ -24,6 +23,7 @@ from oneflow_accel.kernels.operators import (
     needs_gradient,
     numbers,
     widened,
+    with_gradient,
 )
 from oneflow_accel.kernels.registry import (
     cpu_implementation,
@@ -314,14 +314,15 @@ def _as_rows(x: flow.Tensor, key: flow.Tensor) -> flow.Tensor:
     return x.reshape(batch, key.shape[1], heads // key.shape[1] * queries, size)
 
 
-def _unpacked(attention: Callable[..., flow.Tensor]) -> Callable[..., flow.Tensor]:
-    """Of the parts of one projection."""
+def _unpacked(attention: Callable[..., flow.Tensor], name: str) -> Callable[..., flow.Tensor]:
+    """Of the parts of one projection; a function of this name."""
 
     def unpacked(qkv: flow.Tensor, *optional: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
         # Not by slices, whose gradient has no kernel on some devices.
         parts = (qkv.narrow(2, part, 1).squeeze(2).permute(0, 2, 1, 3) for part in range(3))
         return attention(*parts, *optional, **attributes).permute(0, 2, 1, 3)
 
+    unpacked.__name__ = name
     return unpacked
 
 
@@ -336,38 +337,20 @@ _attention_operation = register_operation(
 )
 _packed_operation = register_operation(
     "packed_attention",
-    reference=_unpacked(_composition),
+    reference=_unpacked(_composition, "packed_composition"),
     doc="dropout(softmax(scale query key^T)) value of the parts of one projection.",
     lacks=_NO_ATTENTION,
 )
 
 
-def _forward(operator: Callable[..., Any], tensors: tuple[Any, ...], attributes: Any) -> Any:
-    """What an operator, whose last two inputs are the seed and the segments, gives: its first
-    output, and what the gradient needs."""
-    out, *others = operator(*tensors, **attributes)
-    return out, (*tensors[:-2], out, *others, *tensors[-2:])
-
-
-def _backward(operator: Callable[..., Any], kept: Any, out_grad: flow.Tensor, **how: Any) -> Any:
-    """Gradients of the inputs before the seed and the segments, and none of these."""
-    return (*operator(out_grad, *kept, **how), None, None)
-
-
-@cpu_implementation("scaled_dot_product_attention", _attention)
-@differentiable(_attention.name, partial(_backward, _attention_grad), autocast=flow.bfloat16)
-def blocked_attention(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
-    """Keeps no (queries, keys) matrix, neither for the output nor for the gradient.
-    bfloat16 is computed in float32."""
-    return _forward(_attention, tensors, attributes)
-
-
-@cpu_implementation("packed_attention", _attention)
-@differentiable(_attention.name, partial(_backward, _packed_grad), autocast=flow.bfloat16)
-def blocked_packed_attention(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
-    """Keeps no (time, time) matrix, neither for the output nor for the gradient.
-    bfloat16 is computed in float32."""
-    return _forward(_packed, tensors, attributes)
+# Both keep no (queries, keys) matrix, neither for the output nor for the gradient; bfloat16 is
+# computed in float32.
+cpu_implementation("scaled_dot_product_attention", _attention)(
+    with_gradient("blocked_attention", _attention, _attention_grad, autocast=flow.bfloat16)
+)
+cpu_implementation("packed_attention", _attention)(
+    with_gradient("blocked_packed_attention", _packed, _packed_grad, autocast=flow.bfloat16)
+)
 
 
 # OneFlow's own operator on CUDA devices (CUTLASS): for inference, with the usual scale. Only in
@@ -449,35 +432,22 @@ def _blocks(query: flow.Tensor, key: flow.Tensor, causal: bool) -> list[tuple[in
     return list(zip(range(0, queries, BLOCK), ends, seen, strict=True))
 
 
-def _by_blocks(*tensors: Any, **settings: Any) -> tuple[flow.Tensor]:
-    query, key, value, *optional = tensors
-    if query.shape[2] <= BLOCK:
-        return (_composition(*tensors, **settings),)
-    outs: list[flow.Tensor] = []
-    for first, end, seen in _blocks(query, key, settings["causal"]):
-        q = query[:, :, first:end]
-        q = after(q, outs[-1]) if outs else q
-        parts = q, key[:, :, :seen], value[:, :, :seen]
-        outs.append(_composition(*parts, *optional, first=first, **settings))
-    return (flow.cat(outs, dim=2),)
-
-
 def _gradient_by_blocks(
-    *tensors: Any, causal: bool, scale: float, dropout: float
-) -> tuple[flow.Tensor, ...]:
-    out_grad, query, key, value, out, seed, segments = tensors
+    kept: Any, out_grad: flow.Tensor, *, causal: bool, scale: float, dropout: float
+) -> tuple[flow.Tensor | None, ...]:
+    query, key, value, seed, segments, out = kept
     multiply = flow._C.matmul
 
     def of_block(block: tuple[int, int, int], previous: flow.Tensor) -> tuple[flow.Tensor, ...]:
         first, end, seen = block
         q, dy, y = (after(x[:, :, first:end], previous) for x in (query, out_grad, out))
         k, v = key[:, :, :seen], value[:, :, :seen]
-        weights = kept = _weights(q, k, causal, scale, segments, first)
+        weights = dropped = _weights(q, k, causal, scale, segments, first)
         if seed is not None:
             factor = factors(weights, seed, dropout, segments, first)
-            kept = weights * factor
+            dropped = weights * factor
         dy_rows = _as_rows(dy, v)
-        value_grad = multiply(_as_rows(kept.to(v.dtype), v), dy_rows, transpose_a=True)
+        value_grad = multiply(_as_rows(dropped.to(v.dtype), v), dy_rows, transpose_a=True)
         grad = multiply(after(dy_rows, value_grad), v, transpose_b=True)
         grad = widened(grad).reshape(*weights.shape)
         if seed is not None:
@@ -497,7 +467,7 @@ def _gradient_by_blocks(
         query_grads.append(query_grad)
         totals = [_added(*pair) for pair in zip(totals, found, strict=True)]
     totals = [total.to(key.dtype) for total in totals]
-    return (flow.cat(query_grads[::-1], dim=2), *totals)
+    return (flow.cat(query_grads[::-1], dim=2), *totals, None, None)
 
 
 def _added(total: flow.Tensor, found: flow.Tensor) -> flow.Tensor:
@@ -509,19 +479,26 @@ def _added(total: flow.Tensor, found: flow.Tensor) -> flow.Tensor:
 
 
 @implementation("scaled_dot_product_attention", not_supported_reasons=empty_reasons)
-@differentiable(_attention.name, partial(_backward, _gradient_by_blocks), autocast=flow.bfloat16)
-def chunked_attention(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
+@differentiable(_attention.name, _gradient_by_blocks, autocast=flow.bfloat16)
+def chunked_attention(*tensors: Any, **attributes: Any) -> Any:
     """Keeps no (queries, keys) matrix, and has one of BLOCK queries at a time."""
-    return _forward(_by_blocks, tensors, attributes)
+    query, key, value, *optional = tensors
+    if query.shape[2] <= BLOCK:
+        out = _composition(*tensors, **attributes)
+        return out, (*tensors, out)
+    outs: list[flow.Tensor] = []
+    for first, end, seen in _blocks(query, key, attributes["causal"]):
+        q = query[:, :, first:end]
+        q = after(q, outs[-1]) if outs else q
+        parts = q, key[:, :, :seen], value[:, :, :seen]
+        outs.append(_composition(*parts, *optional, first=first, **attributes))
+    out = flow.cat(outs, dim=2)
+    return out, (*tensors, out)
 
 
-_chunked_parts = _unpacked(chunked_attention)
-
-
-@implementation("packed_attention", not_supported_reasons=empty_reasons)
-def chunked_packed_attention(*tensors: flow.Tensor | None, **attributes: Any) -> flow.Tensor:
-    """Keeps no (time, time) matrix, and has one of BLOCK queries at a time."""
-    return _chunked_parts(*tensors, **attributes)
+chunked_packed_attention = implementation("packed_attention", not_supported_reasons=empty_reasons)(
+    _unpacked(chunked_attention, "chunked_packed_attention")
+)
 
 
 _performer = Operator(
@@ -605,14 +582,7 @@ def _performer_not_supported(kqv: flow.Tensor, w: flow.Tensor, **attributes: Any
     return ["has no gradient for w"] if needs_gradient(w) else []
 
 
-def _performer_backward(kept: Any, *gradients: flow.Tensor, epsilon: float) -> Any:
-    return (*_performer_grad(*gradients, *kept, epsilon=epsilon), None)
-
-
-@differentiable(_performer.name, _performer_backward, autocast=None)
-def _performed(kqv: flow.Tensor, w: flow.Tensor, *, epsilon: float) -> Any:
-    out, value, summary = _performer(kqv, w, epsilon=epsilon)
-    return (out, value), (kqv, w, out, summary)
+_performed = with_gradient("performed", _performer, _performer_grad, autocast=None)
 
 
 @cpu_implementation(

@@ -60,7 +60,6 @@ def onednn(
 @implementation(
     "linear",
     backend=CudaBackend.name,
-    dtypes=(flow.float32, flow.float64, flow.float16, flow.bfloat16),
     not_supported_reasons=_too_few_dimensions,
     never_run=True,
 )
@@ -100,7 +99,6 @@ bias_mask_scale = register_operation(
 @implementation(
     "bias_mask_scale",
     backend=CudaBackend.name,
-    dtypes=(flow.float32, flow.float64, flow.float16, flow.bfloat16),
     missing_reasons=_bias.missing_reasons,
     never_run=True,
 )

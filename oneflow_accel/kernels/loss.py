@@ -4,8 +4,7 @@ exist all at once: "cross_entropy", "linear_cross_entropy" and "linear_cross_ent
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 from oneflow_accel.kernels.operators import (
@@ -16,6 +15,7 @@ from oneflow_accel.kernels.operators import (
     needs_gradient,
     numbers,
     widened,
+    with_gradient,
 )
 from oneflow_accel.kernels.registry import (
     cpu_implementation,
@@ -207,36 +207,14 @@ _mean_operation = register_operation(
 )
 
 
-def _backward(kept: Any, losses_grad: flow.Tensor, **attributes: int) -> Any:
-    return (*_cross_entropy_grad(losses_grad, *kept, **attributes), None)
-
-
-@cpu_implementation("cross_entropy", _cross_entropy)
-@differentiable(_cross_entropy.name, _backward, autocast=None)
-def fused_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, **attributes: int) -> Any:
-    """Keeps no probabilities."""
-    losses, lse = _cross_entropy(logits, labels, **attributes)
-    return losses, (logits, labels, lse)
-
-
-def _linear_forward(operator: Callable[..., Any], tensors: tuple[Any, ...], attributes: Any) -> Any:
-    """An operator's losses, and what their gradients need."""
-    losses, *others = operator(*tensors, **attributes)
-    return losses, (*tensors, *others)
-
-
-def _linear_backward(
-    operator: Callable[..., Any], kept: Any, losses_grad: flow.Tensor, **attributes: int
-) -> Any:
-    """Gradients of x and weight, and none of the labels."""
-    return (*operator(losses_grad, *kept, **attributes), None)
-
-
-@cpu_implementation("linear_cross_entropy", _linear, dtypes=(flow.float32,))
-@differentiable(_linear.name, partial(_linear_backward, _linear_grad))
-def chunked_linear_cross_entropy(*tensors: flow.Tensor, **attributes: int) -> Any:
-    """Keeps no logits: the backward pass computes them again."""
-    return _linear_forward(_linear, tensors, attributes)
+# Keeps no probabilities.
+cpu_implementation("cross_entropy", _cross_entropy)(
+    with_gradient("fused_cross_entropy", _cross_entropy, _cross_entropy_grad, autocast=None)
+)
+# Keeps no logits: the backward pass computes them again.
+cpu_implementation("linear_cross_entropy", _linear, dtypes=(flow.float32,))(
+    with_gradient("chunked_linear_cross_entropy", _linear, _linear_grad)
+)
 
 
 def _mean_backward(kept: Any, mean_grad: flow.Tensor, **_: int) -> tuple[flow.Tensor | None, ...]:
@@ -279,28 +257,10 @@ def _chunks(
         yield tuple(each[:, start : start + size] for each in split)
 
 
-def _by_chunks(
-    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, *, ignore_index: int, chunk_rows: int
-) -> tuple[flow.Tensor]:
-    losses: list[flow.Tensor] = []
-    for rows, label in _chunks(x, weight, chunk_rows, labels):
-        rows = after(rows, losses[-1].unsqueeze(-1)) if losses else rows
-        found = _linear_reference(
-            rows.flatten(0, 1), weight, label.flatten(), ignore_index=ignore_index
-        )
-        losses.append(found.reshape(*label.shape))
-    return (flow.cat(losses, dim=1).flatten(),)
-
-
 def _gradient_by_chunks(
-    losses_grad: flow.Tensor,
-    x: flow.Tensor,
-    weight: flow.Tensor,
-    labels: flow.Tensor,
-    *,
-    ignore_index: int,
-    chunk_rows: int,
-) -> tuple[flow.Tensor, flow.Tensor]:
+    kept: Any, losses_grad: flow.Tensor, *, ignore_index: int, chunk_rows: int
+) -> tuple[flow.Tensor | None, ...]:
+    x, weight, labels = kept
     multiply, classes = flow._C.matmul, numbers(weight.shape[0], x)
 
     def of_chunk(
@@ -324,11 +284,20 @@ def _gradient_by_chunks(
         x_grad, found = of_chunk(rows, label, factor)
         x_grads.append(x_grad.reshape(*rows.shape))
         total = found if total is None else total + found
-    return flow.cat(x_grads, dim=1).flatten(0, 1), total.to(weight.dtype)
+    return flow.cat(x_grads, dim=1).flatten(0, 1), total.to(weight.dtype), None
 
 
 @implementation("linear_cross_entropy", not_supported_reasons=empty_reasons)
-@differentiable(_linear.name, partial(_linear_backward, _gradient_by_chunks))
-def linear_cross_entropy_by_chunks(*tensors: flow.Tensor, **attributes: int) -> Any:
+@differentiable(_linear.name, _gradient_by_chunks)
+def linear_cross_entropy_by_chunks(
+    x: flow.Tensor, weight: flow.Tensor, labels: flow.Tensor, *, ignore_index: int, chunk_rows: int
+) -> Any:
     """Keeps no logits: the backward pass computes them again."""
-    return _linear_forward(_by_chunks, tensors, attributes)
+    losses: list[flow.Tensor] = []
+    for rows, label in _chunks(x, weight, chunk_rows, labels):
+        rows = after(rows, losses[-1].unsqueeze(-1)) if losses else rows
+        found = _linear_reference(
+            rows.flatten(0, 1), weight, label.flatten(), ignore_index=ignore_index
+        )
+        losses.append(found.reshape(*label.shape))
+    return flow.cat(losses, dim=1).flatten(), (x, weight, labels)

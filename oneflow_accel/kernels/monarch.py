@@ -7,9 +7,8 @@ Formulas: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from oneflow_accel.kernels.operators import Operator, differentiable, needs_gradient
+from oneflow_accel.kernels.operators import Operator, needs_gradient, with_gradient
 from oneflow_accel.kernels.registry import cpu_implementation, on_cards, register_operation
 
 import oneflow as flow
@@ -125,14 +124,7 @@ _operation = register_operation(
 )
 
 
-def _gradients(kept: Any, y_grad: flow.Tensor, *, out_features: int) -> Any:
-    return _backward(y_grad, *kept)
-
-
-@differentiable(_forward.name, _gradients, autocast=flow.bfloat16)
-def _keeping(*tensors: flow.Tensor | None, out_features: int) -> Any:
-    y, middle = _forward_keeping(*tensors, out_features=out_features)
-    return y, (*tensors[:3], middle)
+_keeping = with_gradient("keeping", _forward_keeping, _backward, autocast=flow.bfloat16)
 
 
 @cpu_implementation("monarch_multiply", _forward)

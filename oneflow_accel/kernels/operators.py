@@ -220,6 +220,30 @@ def differentiable(
     return decorated
 
 
+def with_gradient(
+    name: str, operator: Operator, gradient: Operator, *, autocast: flow.dtype | None = flow.float32
+) -> Callable[..., Any]:
+    """`operator` as a function of this name, `differentiable` by another operator: names say what
+    that takes, X_grad of each result X that there is, then inputs and outputs to keep, and what it
+    gives, X_grad of inputs X, of which others have none."""
+    results = [f"{output}_grad" in gradient.inputs for output in operator.outputs].count(True)
+    places = [(*operator.inputs, *operator.outputs).index(x) for x in gradient.inputs[results:]]
+
+    def backward(kept: Any, *gradients: flow.Tensor, **attributes: Any) -> Any:
+        own = {name: attributes[name] for name in gradient.attributes}
+        found = dict(zip(gradient.outputs, gradient(*gradients, *kept, **own), strict=True))
+        return tuple(found.get(f"{each}_grad") for each in operator.inputs)
+
+    def forward(*tensors: flow.Tensor | None, **attributes: Any) -> Any:
+        outputs = operator(*tensors, **attributes)
+        given = (*tensors, *outputs)
+        kept = tuple(given[place] for place in places)
+        return (outputs[0] if results == 1 else outputs[:results]), kept
+
+    forward.__name__ = name
+    return differentiable(operator.name, backward, autocast=autocast)(forward)
+
+
 def _in_places(given: Iterable[flow.Tensor], there: Sequence[bool]) -> list[flow.Tensor | None]:
     """The tensors that are given, and None where there is none."""
     tensors = iter(given)

@@ -8,7 +8,7 @@ from typing import Any
 
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
-from oneflow_accel.kernels.operators import Operator, differentiable, widened
+from oneflow_accel.kernels.operators import Operator, differentiable, widened, with_gradient
 from oneflow_accel.kernels.registry import (
     cpu_implementation,
     implementation,
@@ -203,12 +203,7 @@ _add_rms_norm_operation = register_operation(
 
 
 @cpu_implementation("rms_norm", _rms_norm, dtypes=(flow.float32, flow.float64, flow.bfloat16))
-@implementation(
-    "rms_norm",
-    backend=CudaBackend.name,
-    dtypes=(flow.float32, flow.float64, flow.float16, flow.bfloat16),
-    never_run=True,
-)
+@implementation("rms_norm", backend=CudaBackend.name, never_run=True)
 def oneflow_rms_norm(x: flow.Tensor, weight: flow.Tensor, *, epsilon: float) -> flow.Tensor:
     """OneFlow's operator, for which the plug-in has a kernel: keeps x and a number for each row."""
     return flow._C.rms_norm(x, weight, x.shape[-1:], epsilon)
@@ -264,12 +259,7 @@ swiglu = register_operation(
 )
 
 
-def _swiglu_backward(kept: Any, out_grad: flow.Tensor) -> Any:
-    return _swiglu_grad(out_grad, *kept)
-
-
-@cpu_implementation("swiglu", _swiglu)
-@differentiable(_swiglu.name, _swiglu_backward, autocast=flow.bfloat16)
-def fused_swiglu(gate: flow.Tensor, up: flow.Tensor) -> Any:
-    """One pass; keeps the inputs, and computes silu again for the gradient."""
-    return _swiglu(gate, up)[0], (gate, up)
+# One pass; keeps the inputs, and computes silu again for the gradient.
+cpu_implementation("swiglu", _swiglu)(
+    with_gradient("fused_swiglu", _swiglu, _swiglu_grad, autocast=flow.bfloat16)
+)

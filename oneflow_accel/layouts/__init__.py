@@ -1,5 +1,4 @@
-"""Channels last (NHWC): turns a model into it and back, in place; its state dicts in the standard
-layout.
+"""Channels last (NHWC): turns a model into it, in place; its state dicts in the standard layout.
 
 oneflow 0.9.0 has no memory formats: in channels last an activation's shape really is (N, H, W, C),
 and a convolution's weight is (out, height, width, in / groups). Checkpoints hold the standard
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.agree import whole
@@ -30,9 +30,6 @@ from oneflow import nn
 
 logger = logging.getLogger("oneflow_accel")
 
-_FIRST, _LAST = 0, 1
-_CLASS_OF_LAYOUT = (channels_first_class, channels_last_class)
-
 
 def is_channels_last(model: nn.Module) -> bool:
     """Whether the model takes (N, H, W, C)."""
@@ -51,7 +48,7 @@ def to_channels_last(model: nn.Module, backend: Backend | None = None) -> nn.Mod
             model has modules that cannot be converted, which the text names; nothing has been
             changed then.
     """
-    if is_channels_last(model) and all(_has_layout(m, _LAST) for m in model.modules()):
+    if is_channels_last(model) and all(_has_layout(m, last=True) for m in model.modules()):
         return model
     support = (backend or current_backend()).supports("nhwc")
     if not support:
@@ -64,14 +61,18 @@ def to_channels_last(model: nn.Module, backend: Backend | None = None) -> nn.Mod
             f"{type(model).__name__} cannot be converted to channels last; run it without. "
             f"What stands in the way:{shown}{more}"
         )
-    _convert(model, _LAST)
-    return model
-
-
-def to_channels_first(model: nn.Module) -> nn.Module:
-    """Undo `to_channels_last`, in place: layout, classes and weights are what they were."""
-    if is_channels_last(model):
-        _convert(model, _FIRST)
+    done = set()
+    for module in model.modules():
+        cls: Any = type(module)
+        for name, (_, last) in RULES[class_name(cls)].attributes.items():
+            setattr(module, name, last)
+        module.__class__ = channels_last_class(cls)
+        # Two convolutions may share one weight.
+        if isinstance(module, nn.Conv2d) and id(module.weight) not in done:
+            weight, gradient = module.weight, module.weight.grad
+            weight.data = as_channels_last(weight.detach()).contiguous()
+            weight.grad = None if gradient is None else as_channels_last(gradient).contiguous()
+            done.add(id(weight))
     return model
 
 
@@ -79,12 +80,13 @@ def _convolutions(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, nn.Conv2d)]
 
 
-def _has_layout(module: nn.Module, layout: int) -> bool:
+def _has_layout(module: nn.Module, *, last: bool) -> bool:
     cls = type(module)
     rule = RULES.get(class_name(cls))
-    if rule is None or _CLASS_OF_LAYOUT[layout](cls) is not cls:
+    of_layout = channels_last_class if last else channels_first_class
+    if rule is None or of_layout(cls) is not cls:
         return False
-    return all(getattr(module, name) == values[layout] for name, values in rule.attributes.items())
+    return all(getattr(module, name) == values[last] for name, values in rule.attributes.items())
 
 
 def _obstacles(model: nn.Module) -> Iterator[str]:
@@ -108,25 +110,10 @@ def _module_obstacles(module: nn.Module) -> Iterator[str]:
         yield "its forward has been replaced"
     if rule is None:
         yield "this class has no channels-last form"
-    elif not _has_layout(module, _FIRST):
+    elif not _has_layout(module, last=False):
         yield "built under ONEFLOW_ENABLE_NHWC=1; unset that and build it again"
     else:
         yield from filter(None, (obstacle(module) for obstacle in rule.obstacles))
-
-
-def _convert(model: nn.Module, layout: int) -> None:
-    permute = as_channels_last if layout == _LAST else as_channels_first
-    done = set()
-    for module in model.modules():
-        for name, values in RULES[class_name(type(module))].attributes.items():
-            setattr(module, name, values[layout])
-        module.__class__ = _CLASS_OF_LAYOUT[layout](type(module))
-        # Two convolutions may share one weight.
-        if isinstance(module, nn.Conv2d) and id(module.weight) not in done:
-            weight, gradient = module.weight, module.weight.grad
-            weight.data = permute(weight.detach()).contiguous()
-            weight.grad = None if gradient is None else permute(gradient).contiguous()
-            done.add(id(weight))
 
 
 _OPTIONAL_SUFFIX = "num_batches_tracked"

@@ -227,6 +227,7 @@ _ONEFLOW_RULES = {
 }
 
 _CONCATENATION = _forward(concatenated_branches)
+_OF_INCEPTIONS = Rule(obstacles=(_pools_to_one_position("avgpool"), _no_input_transform))
 
 # Classes that are channels last as they are, by module.
 _AS_THEY_ARE = {
@@ -261,14 +262,10 @@ _FLOWVISION_RULES = {
     "models.squeezenet.Fire": _forward(squeezenet_fire),
     "models.shufflenet_v2.ShuffleNetV2": _forward(shufflenet),
     "models.shufflenet_v2.InvertedResidual": _forward(shufflenet_block),
-    "models.googlenet.GoogLeNet": Rule(
-        obstacles=(_pools_to_one_position("avgpool"), _no_input_transform)
-    ),
+    "models.googlenet.GoogLeNet": _OF_INCEPTIONS,
     "models.googlenet.Inception": _CONCATENATION,
     "models.googlenet.InceptionAux": _forward(googlenet_auxiliary),
-    "models.inception_v3.Inception3": Rule(
-        obstacles=(_pools_to_one_position("avgpool"), _no_input_transform)
-    ),
+    "models.inception_v3.Inception3": _OF_INCEPTIONS,
     "models.inception_v3.InceptionE": _forward(inception_e),
     "models.inception_v3.InceptionAux": _pooled("adaptive_avp_pool"),
     **{f"models.inception_v3.Inception{letter}": _CONCATENATION for letter in "ABCD"},
@@ -296,16 +293,12 @@ def channels_first_class(cls: type) -> type:
     return getattr(cls, "_channels_first_class", cls)
 
 
-def channels_last_class(cls: type) -> type:
-    """The subclass of `cls` with its rule's methods; `cls` itself if there are none. A class and
-    not a forward in the instance, because nn.Graph calls the class's forward."""
-    return _subclass(channels_first_class(cls))
-
-
 @cache
-def _subclass(cls: type) -> type:
+def channels_last_class(cls: type) -> type:
+    """The subclass of `cls` with its rule's methods; `cls` itself if there are none, or it is one.
+    A class and not a forward in the instance, because nn.Graph calls the class's forward."""
     methods = RULES[class_name(cls)].methods
-    if not methods:
+    if not methods or channels_first_class(cls) is not cls:
         return cls
     members = {**methods, "_channels_first_class": cls, "__module__": __name__}
     return type(f"ChannelsLast{cls.__name__}", (cls,), members)

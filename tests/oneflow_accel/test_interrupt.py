@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from oneflow_accel import interrupt
+from oneflow_accel import command
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_one_of_several_processes_ends_at_once(processes, before, after, monkeyp
     monkeypatch.setenv("WORLD_SIZE", processes)
     ours = signal.signal(signal.SIGINT, before)
     try:
-        interrupt.give_back()
+        command.give_back_interrupt()
         assert signal.getsignal(signal.SIGINT) is after
     finally:
         signal.signal(signal.SIGINT, ours)

@@ -1,4 +1,4 @@
-"""Channels last: each family of models in both layouts, the way back, and what is refused.
+"""Channels last: each family of models in both layouts, and what is refused.
 
 Twice: with emulated operators (is the conversion right?) and on the plug-in (does it run there?).
 """
@@ -195,44 +195,25 @@ def test_graph_gives_what_eager_gives(build: Callable[[], nn.Module], backend: B
     assert_close(Forward()(x).numpy(), run(model, x)[0], reduced=REDUCED)
 
 
-def test_the_way_back_restores_everything() -> None:
+def test_weights_stay_the_same_objects_with_their_gradients() -> None:
     model = small_resnet()
     others = [nn.Conv2d(1, 2, 3), nn.FusedBatchNorm2d(2), nn.AvgPool2d(2), nn.Flatten()]
     everything = nn.Sequential(model, *others)
     weight = model.conv1.weight
     weight.grad = flow.randn(*weight.shape)
-    before = {name: tensor.numpy().copy() for name, tensor in everything.state_dict().items()}
     gradient = weight.grad.numpy()
-    classes = [type(module) for module in everything.modules()]
-    attributes = [
-        {name: value for name, value in vars(module).items() if not name.startswith("_")}
-        for module in everything.modules()
-    ]
     layouts.to_channels_last(everything, YES)
     assert layouts.is_channels_last(everything)
     assert tuple(weight.shape) == (64, 7, 7, 3)
     assert (model.bn1.channel_axis, others[1].channel_axis) == (3, 3)
     np.testing.assert_array_equal(weight.grad.numpy(), gradient.transpose(0, 2, 3, 1))
-    assert layouts.to_channels_first(everything) is everything
-    assert not layouts.is_channels_last(everything)
     assert model.conv1.weight is weight
-    assert [type(module) for module in everything.modules()] == classes
-    after = [
-        {name: value for name, value in vars(module).items() if not name.startswith("_")}
-        for module in everything.modules()
-    ]
-    assert after == attributes
-    for name, tensor in everything.state_dict().items():
-        np.testing.assert_array_equal(tensor.numpy(), before[name])
-    np.testing.assert_array_equal(weight.grad.numpy(), gradient)
 
 
 def test_converting_twice_changes_nothing() -> None:
     model = small_resnet()
     shape = tuple(layouts.to_channels_last(model, YES).conv1.weight.shape)
     assert tuple(layouts.to_channels_last(model, YES).conv1.weight.shape) == shape
-    layouts.to_channels_first(layouts.to_channels_first(model))
-    assert tuple(model.conv1.weight.shape) == (64, 3, 7, 7)
 
 
 def test_a_weight_shared_by_two_layers_is_converted_once() -> None:

@@ -92,7 +92,7 @@ def test_the_worker_thread_is_used_where_another_device_is_expected() -> None:
         "print('at import', os.environ.pop(name, None))\n"
         "class Other: prepare = lambda self: None\n"
         "registry.resolve = lambda: registry.Selection(Other(), 'expected')\n"
-        "registry.prepare_expected_device()\n"
+        "registry.resolve().backend.prepare()\n"
         "print('other', os.environ.get(name))\n"
     )
     process = run_process(["-c", script])
