@@ -41,11 +41,9 @@ import oneflow_accel
 import oneflow as flow
 class Configured(flow.nn.Linear):
     config = "its own"
-class Graph(flow.nn.Graph):
-    def __init__(self):
-        super().__init__()
-        self.model = flow.nn.Sequential(flow.nn.Linear(2, 2), Configured(2, 2))
-plain, configured = Graph().model
+graph = flow.nn.Graph()
+graph.model = flow.nn.Sequential(flow.nn.Linear(2, 2), Configured(2, 2))
+plain, configured = graph.model
 plain.config.stage_id = plain.weight.config.stage_id = 1
 stages = plain.config.stage_id, plain.weight.config.stage_id
 print("blocks", type(plain.origin).__name__, stages, configured.config)
@@ -215,8 +213,7 @@ def test_a_graph_gets_a_thread_for_each_core_unpatched_and_one_patched(run) -> N
 
 def test_blocks_of_a_graph_have_an_origin_and_a_config(run) -> None:
     assert "no attribute 'config'" in run(GRAPH_BLOCKS, patches="off").stdout
-    process = run(GRAPH_BLOCKS)
-    assert line_of(process, "blocks") == "blocks Linear (1, 1) its own"
+    assert line_of(process := run(GRAPH_BLOCKS), "blocks") == "blocks Linear (1, 1) its own"
     assert "deprecated" not in process.stdout
 
 
