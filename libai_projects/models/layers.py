@@ -4,7 +4,7 @@ dense ones, Monarch or block-diagonal ones.
 
 The fused operators of dropout draw their masks as the dropout operator does: right on one process
 in eager mode, but under nn.Graph from one fixed seed, and on several processes not equal where a
-tensor is broadcast. There `oneflow.rand` draws the mask, as in the patched Dropout of LiBai.
+tensor is broadcast. There `oneflow.rand` draws the mask, as in the patched nn.Dropout.
 
 A linear layer made with parallel="col" takes whole inputs and gives outputs split over tensor
 parallelism. One made with parallel="row" takes split inputs and ends a branch of the block: it gets
@@ -30,12 +30,14 @@ from oneflow_accel.kernels.attention import (
 )
 from oneflow_accel.kernels.linear import bias_mask_scale, linear
 from oneflow_accel.kernels.monarch import monarch_multiply
+from oneflow_accel.patching.runtime import draws_masks
 
 import numpy as np
 import oneflow as flow
-from libai.layers import Dropout, Linear, TransformerLayer, fused_bias_add_dropout
+from libai.layers import Linear, TransformerLayer
 from libai.utils import distributed as dist
 from oneflow import nn
+from oneflow.nn.graph import GraphModule
 
 from libai_projects.models.processes import COLUMNS, ROWS, Position, local
 from libai_projects.weights.monarch import QKV_PARTS
@@ -48,38 +50,35 @@ from monarch_flow.parallel import (
 )
 
 
-def bias_dropout(x: flow.Tensor, bias: flow.Tensor, dropout: Dropout, fused: bool) -> flow.Tensor:
+def bias_dropout(
+    x: flow.Tensor, bias: flow.Tensor, dropout: nn.Dropout, fused: bool
+) -> flow.Tensor:
     """dropout(x + bias) of x (..., n), global, and bias (n,); with `fused` in one operator."""
     if not is_active(dropout):
         return x + bias
     if not fused:
         return dropout(x + bias)
-    if _needs_drawn_mask(x):
+    if draws_masks(x):
         return bias_mask_scale(x, bias, _keep_mask(x, dropout.p), 1 / (1 - dropout.p))
-    return fused_bias_add_dropout(x, bias, dropout)
+    return flow._C.fused_bias_add_dropout(x, bias, p=dropout.p, axis=x.ndim - 1)
 
 
 def fused_causal_softmax_dropout(
-    scores: flow.Tensor, scale: float, dropout: Dropout
+    scores: flow.Tensor, scale: float, dropout: nn.Dropout
 ) -> flow.Tensor:
     """dropout(softmax(scale scores)) over the columns up to the row's, in one operator, of scores
     (batch, heads, time, time), global; `dropout` must be active."""
     p = dropout.p
-    if _needs_drawn_mask(scores):
+    if draws_masks(scores):
         return causal_softmax_mask_scale(scores, _keep_mask(scores, p), scale, 1 / (1 - p))
     return flow._C.fused_scale_tril_softmax_mask_scale(
         scores, p=p, diagonal=0, tril_scale_value=scale, tril_fill_value=HIDDEN
     )[0]
 
 
-def is_active(dropout: Dropout) -> bool:
+def is_active(dropout: nn.Dropout) -> bool:
     """Whether it drops anything now."""
     return bool(dropout.training and dropout.p > 0)
-
-
-def _needs_drawn_mask(x: flow.Tensor) -> bool:
-    needed = x.is_lazy or dist.get_world_size() > 1
-    return needed and bool(dist.get_backend().supports("uniform_random"))
 
 
 def _keep_mask(x: flow.Tensor, p: float) -> flow.Tensor:
@@ -132,15 +131,20 @@ def loss_of_tokens(
 def set_stages(model: nn.Module, first: type[nn.Module], norm: nn.Module, last: Any) -> None:
     """Say to LiBai's graphs on which pipeline stage each part is: those of type `first` are on the
     first one, blocks on their layer's, `norm` and those of types `last` on the last."""
+
+    def set_stage(part: nn.Module, layer: int) -> None:
+        stage = dist.get_dist_util().get_layer_stage_id(layer)
+        part.to(GraphModule).set_stage(stage, dist.get_layer_placement(layer))
+
     for part in model.modules():
         module = part.to(nn.Module)
         if isinstance(module, first):
-            dist.set_stage(part, 0)
+            set_stage(part, 0)
         elif isinstance(module, TransformerLayer):
-            dist.set_stage(part, module.layer_idx)
+            set_stage(part, module.layer_idx)
         elif isinstance(module, last):
-            dist.set_stage(part, -1)
-    dist.set_stage(norm, -1)
+            set_stage(part, -1)
+    set_stage(norm, -1)
 
 
 Pair = tuple[flow.Tensor, flow.Tensor]
@@ -165,7 +169,7 @@ def causal_attention(
     query: flow.Tensor,
     key: flow.Tensor,
     value: flow.Tensor,
-    dropout: Dropout,
+    dropout: nn.Dropout,
     *,
     fused: bool,
     layer_scale: int = 1,
@@ -302,7 +306,7 @@ def row_linear(
         layer = RowLinear(in_features, out_features, init_method=drawn_later, **options)
     else:
         layer = _PROJECTIONS[config.target](config, in_features, out_features, **options)
-    layer.dropout, layer.fused = Dropout(dropout), fused
+    layer.dropout, layer.fused = nn.Dropout(dropout), fused
     return layer
 
 

@@ -17,7 +17,7 @@ from oneflow_accel.inference.huge_pages import use_huge_pages
 
 import numpy as np
 import oneflow as flow
-from libai.layers import Dropout, Embedding, LayerNorm, Linear, VocabEmbedding
+from libai.layers import Embedding, LayerNorm, Linear, VocabEmbedding
 from libai.utils import distributed as dist
 from oneflow import nn
 
@@ -45,12 +45,7 @@ class LocalEmbedding:
         self._weight = local(weight, BROADCAST if place is None else ROWS)
         self._first = 0 if place is None else sum(rows[: place.group.index(place.rank)])
 
-    def __call__(
-        self,
-        ids: np.ndarray,
-        _weight: flow.Tensor | None = None,
-        _positions: np.ndarray | None = None,
-    ) -> flow.Tensor:
+    def __call__(self, ids: np.ndarray, _positions: np.ndarray | None = None) -> flow.Tensor:
         """(batch, time) int64 to (batch, time, width)."""
         weight, device = self._weight, self._weight.device
         if self._place is None:
@@ -69,7 +64,7 @@ _LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Position], Any
     (LayerNorm, lambda module, _: LocalNorm(local(module.weight), local(module.bias), module.eps)),
     (VocabEmbedding, lambda module, place: LocalEmbedding(module.weight, place)),
     (Embedding, lambda module, _: LocalEmbedding(module.weight)),
-    (Dropout, lambda _module, _place: _identity),
+    (nn.Dropout, lambda _module, _place: _identity),
 )
 
 
@@ -140,7 +135,7 @@ class StepModel:
     are global, and their weights are read now: load them before.
 
     Args:
-        embeddings: (tokens, None, positions) to (batch, time, width).
+        embeddings: (tokens, positions) to (batch, time, width).
         layers: each (x, past) to the same shape; see `layers.Past`.
         head: (vocabulary, width), of the logits.
         key_width: numbers of a token's key in each layer; None: as many as of an embedding.
@@ -233,7 +228,7 @@ class StepModel:
     ) -> flow.Tensor:
         place, batch, time = self._place, *ids.shape
         if place.is_first_stage:
-            x = self._embeddings(ids, None, positions)
+            x = self._embeddings(ids, positions)
         else:
             like = flow.empty(0, dtype=flow.float32, device=self._device)
             x = place.from_previous_stage((batch, time, self._width), like)

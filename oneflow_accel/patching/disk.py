@@ -82,9 +82,7 @@ def apply(root: Path, name: str) -> list[str]:
     if package is None:
         raise PatchError(f"{name} is not installed")
     paths = sorted(set(package.modules.values()) | set(package.disk.records))
-    changes = [change for path in paths if (change := _change(package, path))]
-    _carry_out(package.disk, changes)
-    return [change.path for change in changes]
+    return _carry_out(package.disk, paths, package)
 
 
 def revert(name: str) -> list[str]:
@@ -100,50 +98,39 @@ def revert(name: str) -> list[str]:
     files: list[str] = []
     for state_folder in sorted((folder / FOLDER).glob(f"{name}-*")):
         state = DiskState.read(folder, name, state_folder.name.removeprefix(f"{name}-"))
-        if state.version != version:
-            # The installer has replaced the files since; what is left is only our record of it.
-            state.records.clear()
-            state.write()
-            continue
-        changes = _way_back(state)
-        _carry_out(state, changes)
+        # Else the installer has replaced the files since; what is left is only our record of it.
+        if state.version == version:
+            files += _carry_out(state, list(state.records))
         state.records.clear()
         state.write()
-        files += [change.path for change in changes]
     return files
 
 
-def _change(package: PatchedPackage, path: str) -> Change | None:
-    patches = package.needed(path)
-    before = package.read(path)
-    in_effect = package.disk.in_effect(path, before)
-    original = before if in_effect is None else package.disk.original(path)
-    after, record = original, None
-    if patches:
+def _change(state: DiskState, path: str, package: PatchedPackage | None) -> Change | None:
+    """What gives a file the patches of `package`, or its original where that has none for it or
+    there is none; None if it is so."""
+    try:
+        before = (state.install_folder / path).read_bytes()
+    except OSError as error:
+        raise PatchError(f"{path}, which is patched on disk, cannot be read: {error}") from error
+    in_effect = state.in_effect(path, before)
+    after = original = before if in_effect is None else state.original(path)
+    patches, record = package.needed(path) if package is not None else (), None
+    if package is not None and patches:
         source = package.patch(path, patches, original)
         parse(source.patched, label=source.label, path=path)
         after = join(source.patched).encode()
         digests = {patch.name: patch.sha256 for patch in patches}
         record = Record(sha256(original), sha256(after), digests)
-    if record == in_effect:
-        return None
-    return Change(path, before, original, after, record)
+    return None if record == in_effect else Change(path, before, original, after, record)
 
 
-def _way_back(state: DiskState) -> list[Change]:
-    changes = []
-    for path in state.records:
-        try:
-            before = (state.install_folder / path).read_bytes()
-        except OSError as error:
-            raise PatchError(f"{path} was patched on disk and cannot be read: {error}") from error
-        if state.in_effect(path, before) is not None:
-            original = state.original(path)
-            changes.append(Change(path, before, original, original, None))
-    return changes
-
-
-def _carry_out(state: DiskState, changes: list[Change]) -> None:
+def _carry_out(
+    state: DiskState, paths: list[str], package: PatchedPackage | None = None
+) -> list[str]:
+    """Change these files as `_change` says, all or none; returns those that were changed."""
+    found = [_change(state, path, package) for path in paths]
+    changes = [change for change in found if change is not None]
     records = dict(state.records)
     try:
         for change in changes:
@@ -166,6 +153,7 @@ def _carry_out(state: DiskState, changes: list[Change]) -> None:
         raise PatchError(
             f"{state.install_folder} cannot be written ({error}); nothing was changed"
         ) from error
+    return [change.path for change in changes]
 
 
 def _put_back(state: DiskState, changes: list[Change]) -> None:

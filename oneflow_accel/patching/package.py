@@ -247,11 +247,11 @@ class PatchedPackage:
 
     def _is_for_files(self, patch: Patch) -> bool:
         """Whether a patch that is for one content of its file only finds that, as installed."""
-        for path in patch.hunks if patch.header.file_sha256 else ():
+        for path in patch.hunks if patch.for_file else ():
             content = self.read(path)
             record = self.disk.in_effect(path, content)
             installed = sha256(content) if record is None else record.original
-            if installed != patch.header.file_sha256:
+            if installed != patch.for_file:
                 return False
         return True
 

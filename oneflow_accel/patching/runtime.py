@@ -45,3 +45,12 @@ def session_begins(session: MultiClientSession) -> None:
         resource = session.resource
         resource.cpu_device_num = 1
         session.update_resource_eagerly(resource)
+
+
+def draws_masks(x: oneflow.Tensor) -> bool:
+    """Whether dropout of `x` is to take its mask from `oneflow.rand`: the operator draws the right
+    ones on one process in eager mode only, and not every device has the other."""
+    import oneflow as flow
+
+    several = x.is_global and (x.is_lazy or flow.env.get_world_size() > 1)
+    return several and device_supports(x, "uniform_random")

@@ -3,10 +3,10 @@ diff is applied.
 
 A series is for the release in its folder's name. Where it also fits other builds it says which, in
 a line of its own: `Builds: >=0.9.1.dev20230411, <=1.0.0` (version specifiers of PEP 440). The text
-before a diff has fields of DEP-3 (https://dep-team.pages.debian.net/deps/dep3/) and two of our
-own, `Applies-To` and, where the builds of a series differ in a file, `Applies-To-File`: its SHA-256
-as installed. A patch that is for some devices asks while it runs (`patching.runtime`). Hunks are
-applied without fuzz and without offset.
+before a diff has fields of DEP-3 (https://dep-team.pages.debian.net/deps/dep3/) and, where the
+builds of a series differ in a file, one of our own, `Applies-To-File`: its SHA-256 as installed. A
+patch that is for some devices asks while it runs (`patching.runtime`). Hunks are applied without
+fuzz and without offset.
 """
 
 from __future__ import annotations
@@ -86,31 +86,19 @@ def apply_hunks(
     return result
 
 
-_PINNED = r"(?P<package>[A-Za-z0-9_.-]+)==(?P<version>[A-Za-z0-9_.!-]+)"
 _ANYTHING = ("", ".*")
 # What a field's value is, in words and as a pattern.
 _FIELDS = {
     **dict.fromkeys(("Description", "Origin", "Author", "Bug", "Applied-Upstream"), _ANYTHING),
     "Forwarded": ("a URL, 'no' or 'not-needed'", r"https?://\S+|no|not-needed"),
     "Last-Update": ("a date, YYYY-MM-DD", r"\d{4}-[01]\d-[0-3]\d"),
-    "Applies-To": ("PACKAGE==VERSION", _PINNED),
     "Applies-To-File": ("64 hexadecimal digits", "[0-9a-f]{64}"),
 }
-_REQUIRED = ("Description", "Forwarded", "Last-Update", "Applies-To")
+_REQUIRED = ("Description", "Forwarded", "Last-Update")
 
 
-@dataclass(frozen=True)
-class Header:
-    """The release that a patch is a diff against, and the SHA-256 of the file that it is only for,
-    None if it is for all builds of its series."""
-
-    package: str
-    version: str
-    file_sha256: str | None
-
-
-def parse_header(text: str, label: str) -> Header:
-    """Read the text before a diff: `Field: value` lines, where a line that starts with a blank
+def _parse_header(text: str, label: str) -> dict[str, str]:
+    """The fields before a diff: `Field: value` lines, where a line that starts with a blank
     continues the field above. PatchError if a field is missing, unknown, repeated or not
     well-formed."""
     fields: dict[str, str] = {}
@@ -134,10 +122,9 @@ def parse_header(text: str, label: str) -> Header:
     for name, (form, pattern) in _FIELDS.items():
         if fields.get(name) and not re.fullmatch(pattern, fields[name]):
             problems.append(f"{name} is {fields[name]!r}, not {form}")
-    pinned = re.fullmatch(_PINNED, fields.get("Applies-To", ""))
-    if problems or pinned is None:
+    if problems:
         raise PatchError(f"patch {label}: broken header: {problems[0]}")
-    return Header(pinned["package"], pinned["version"], fields.get("Applies-To-File"))
+    return fields
 
 
 SERIES = "series"
@@ -148,17 +135,19 @@ _PATCH_NAME = re.compile(r"\d{4}-[a-z0-9-]+\.patch")
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file, `NNNN-what-it-does.patch`: hunks by path below site-packages, and the SHA-256
-    of the file."""
+    """One patch file, `NNNN-what-it-does.patch`, of the series `release` (PACKAGE-VERSION): hunks
+    by path below site-packages; the SHA-256 of the only content of a file that it is for, None if
+    it is for all builds of its series; and the patch file's own."""
 
     name: str
-    header: Header
+    release: str
     hunks: dict[str, tuple[Hunk, ...]]
+    for_file: str | None
     sha256: str
 
     @property
     def label(self) -> str:
-        return f"{self.header.package}-{self.header.version}/{self.name}"
+        return f"{self.release}/{self.name}"
 
 
 def patch_root() -> Path:
@@ -218,18 +207,9 @@ def _series_lines(root: Path, package: str, version: str) -> list[str]:
 
 def load_series(root: Path, package: str, version: str) -> list[Patch]:
     """The patches for one release of a package, in order. PatchError if there is no series, or a
-    patch is missing, broken or for another release."""
+    patch is missing or broken."""
     folder = root / f"{package}-{version}"
-    patches = []
-    for name in patch_names(root, package, version):
-        patch = load_patch(folder / name)
-        if (patch.header.package, patch.header.version) != (package, version):
-            raise PatchError(
-                f"patch {folder.name}/{name}: Applies-To says {patch.header.package}=="
-                f"{patch.header.version}, but it is in the series of {package}=={version}"
-            )
-        patches.append(patch)
-    return patches
+    return [load_patch(folder / name) for name in patch_names(root, package, version)]
 
 
 def load_patch(file: Path) -> Patch:
@@ -246,9 +226,10 @@ def load_patch(file: Path) -> Patch:
     start = _DIFF_STARTS.search(text)
     if start is None:
         raise PatchError(f"patch {label} holds no unified diff")
-    header = parse_header(text[: start.start()], label)
-    hunks = _parse_diff(text[start.start() :], header.package, label)
-    return Patch(file.name, header, hunks, hashlib.sha256(content).hexdigest())
+    fields, release = _parse_header(text[: start.start()], label), file.parent.name
+    hunks = _parse_diff(text[start.start() :], release.rpartition("-")[0], label)
+    digest = hashlib.sha256(content).hexdigest()
+    return Patch(file.name, release, hunks, fields.get("Applies-To-File"), digest)
 
 
 def _parse_diff(text: str, package: str, label: str) -> dict[str, tuple[Hunk, ...]]:

@@ -20,7 +20,6 @@ from oneflow_accel.kernels.linear import decoder_layer
 import numpy as np
 import oneflow as flow
 from libai.layers import (
-    Dropout,
     Embedding,
     LayerNorm,
     LMLogits,
@@ -72,22 +71,21 @@ class GPT2Embedding(nn.Module):
             init_method=drawn_later,
             amp_enabled=options.amp_enabled,
         )
-        self.dropout = Dropout(options.embedding_dropout_prob)
+        self.dropout = nn.Dropout(options.embedding_dropout_prob)
 
     def forward(
         self,
         input_ids: flow.Tensor | np.ndarray,
-        token_weight: flow.Tensor | None,
         positions: np.ndarray | None = None,
     ) -> flow.Tensor:
-        """Embed (batch, time) int64, sbp [S(0), B], as (batch, time, hidden), same sbp.
-
-        `token_weight` is what `token_embeddings.read_weight()` gave for this forward pass, as the
-        logits use the same value. In generation it is None, and ids and `positions` are numpy.
-        """
-        tokens = self.token_embeddings(input_ids, token_weight)
+        """Embed (batch, time) int64, sbp [S(0), B], as (batch, time, hidden), same sbp. In
+        generation ids and `positions` are numpy."""
+        tokens = self.token_embeddings(input_ids)
         if positions is None:
-            positions = dist.get_position_ids(input_ids.shape[1])
+            # Made here, as a graph must not capture a free tensor.
+            whole = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
+            place = {"placement": dist.get_layer_placement(0), "sbp": whole}
+            positions = flow.arange(input_ids.shape[1], dtype=flow.long, **place).unsqueeze(0)
         return self.dropout(tokens + self.position_embeddings(positions))
 
 
@@ -121,7 +119,7 @@ class SelfAttention(nn.Module):
         else:
             self.query_key_value = column_linear(None, hidden, 3 * hidden, layer_idx=layer_idx)
         self.dense = _end_of_branch(options, DENSE, hidden, layer_idx)
-        self.dropout = Dropout(options.attention_dropout_prob)
+        self.dropout = nn.Dropout(options.attention_dropout_prob)
 
     def forward(
         self, x: flow.Tensor, residual: flow.Tensor, past: Past | None = None
@@ -239,11 +237,9 @@ class GPT2Model(nn.Module):
         of padding rows of the vocabulary 0. More tokens than positions are a UserError.
         """
         require_positions(input_ids.shape[1], self.options.max_seq_length)
-        # Read once: of two reads in a graph, ZeRO and pipeline parallelism would send the
-        # variable itself to another process.
-        token_weight = self.embeddings.token_embeddings.read_weight()
-        hidden = self.transformer(self.embeddings(input_ids, token_weight))
-        return without_padding(self.lm_head(hidden, token_weight), self.options.real_vocabulary)
+        hidden = self.transformer(self.embeddings(input_ids))
+        logits = self.lm_head(hidden, self.embeddings.token_embeddings.weight)
+        return without_padding(logits, self.options.real_vocabulary)
 
 
 class TokenLosses(nn.Module):

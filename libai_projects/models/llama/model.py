@@ -17,7 +17,6 @@ from oneflow_accel.kernels.transformer import add_rms_norm, rms_norm, rope, swig
 import numpy as np
 import oneflow as flow
 from libai.layers import (
-    Dropout,
     LayerNorm,
     Linear,
     ParallelCrossEntropyLoss,
@@ -72,8 +71,8 @@ class ColumnLinear(Linear):
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """(..., in_features) to (..., out_features), split over tensor parallelism."""
-        y = flow._C.matmul(x, dist.read_parameter(self.weight, self.weight_sbp))
-        return y if self.bias is None else y + dist.read_parameter(self.bias, self.bias_sbp)
+        y = flow._C.matmul(x, self.weight)
+        return y if self.bias is None else y + self.bias
 
 
 class RowLinear(Linear):
@@ -81,11 +80,11 @@ class RowLinear(Linear):
 
     def forward(self, x: flow.Tensor, sbp: Any = None) -> flow.Tensor:
         """(..., in_features), split, to (..., out_features) as `sbp` says."""
-        y = flow._C.matmul(x, dist.read_parameter(self.weight, self.weight_sbp))
+        y = flow._C.matmul(x, self.weight)
         # All of a sum's gradient comes back: a product would have it moved as bfloat16 otherwise.
         summed = y.sbp[-1] == flow.sbp.partial_sum
         y = y.to_global(sbp=sbp, grad_sbp=(*y.sbp[:-1], flow.sbp.broadcast) if summed else None)
-        return y if self.bias is None else y + dist.read_parameter(self.bias, self.bias_sbp)
+        return y if self.bias is None else y + self.bias
 
 
 def _column(inputs: int, outputs: int, layer_idx: int, bias: bool) -> ColumnLinear:
@@ -103,14 +102,14 @@ class RMSNorm(LayerNorm):
     def __init__(self, hidden_size: int, *, eps: float, dropout: float, layer_idx: int) -> None:
         nn.Module.__init__(self)
         self.eps, self.dropout, self.layer_idx = eps, dropout, layer_idx
-        self.weight_sbp = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
-        place = {"placement": dist.get_layer_placement(layer_idx), "sbp": self.weight_sbp}
+        whole = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
+        place = {"placement": dist.get_layer_placement(layer_idx), "sbp": whole}
         self.weight = nn.Parameter(flow.ones(hidden_size, **place))
 
     def forward(self, x: flow.Tensor, residual: flow.Tensor | None = None) -> Pair:
         """The norm of residual + dropout(x), (..., hidden), and that sum; of x where there is no
         residual."""
-        weight = dist.read_parameter(self.weight, self.weight_sbp)
+        weight = self.weight
         if residual is None:
             return rms_norm(x, weight, epsilon=self.eps), x
         drop = {}
@@ -152,7 +151,7 @@ class SelfAttention(nn.Module):
         self.k_proj = _column(hidden, keys, layer_idx, bias)
         self.v_proj = _column(hidden, keys, layer_idx, bias)
         self.o_proj = _row(queries, hidden, layer_idx, bias)
-        self.dropout = Dropout(options.attention_dropout_prob)
+        self.dropout = nn.Dropout(options.attention_dropout_prob)
 
     def forward(
         self,
@@ -264,7 +263,7 @@ class LlamaModel(nn.Module):
         self.token_embeddings = VocabEmbedding(
             cfg.vocab_size, cfg.hidden_size, init_method=drawn_later, amp_enabled=cfg.amp_enabled
         )
-        self.dropout = Dropout(cfg.embedding_dropout_prob)
+        self.dropout = nn.Dropout(cfg.embedding_dropout_prob)
         self.layers = nn.ModuleList([Block(cfg, layer_idx=i) for i in range(cfg.num_layers)])
         self.norm = RMSNorm(
             cfg.hidden_size, eps=cfg.rms_norm_epsilon, dropout=cfg.output_dropout_prob, layer_idx=-1
@@ -291,10 +290,7 @@ class LlamaModel(nn.Module):
         UserError."""
         options, time = self.options, input_ids.shape[1]
         require_positions(time, options.max_seq_length)
-        # Read once: of two reads in a graph, ZeRO and pipeline parallelism would send the
-        # variable itself to another process.
-        head = token_weight = self.token_embeddings.read_weight()
-        x = self.dropout(self.token_embeddings(input_ids, token_weight))
+        x = self.dropout(self.token_embeddings(input_ids))
         if options.sequence_first:
             x = x.transpose(0, 1)
         x = x.to_global(sbp=_split(options))
@@ -307,17 +303,14 @@ class LlamaModel(nn.Module):
         if options.sequence_first:
             x = x.transpose(0, 1)
         x = x.to_global(sbp=dist.get_hidden_sbp())
-        if not options.tie_word_embeddings:
-            head = self.lm_head()
+        tied = options.tie_word_embeddings
+        head = self.token_embeddings.weight if tied else self.lm_head.weight
         return x, head.to_global(placement=x.placement)
 
     def _angles(self, time: int, layer: int) -> Pair:
         """Cosines and sines (time, head size / 2) where `layer` is, the first of its stage."""
         longest = self.options.max_seq_length
-        cosines, sines = (
-            dist.read_parameter(table, table.sbp)
-            for table in (getattr(self, name) for name in self._names(layer))
-        )
+        cosines, sines = (getattr(self, name) for name in self._names(layer))
         if time == longest:
             return cosines, sines
         if self.rotary.varies(longest):
@@ -346,13 +339,9 @@ class Head(nn.Module):
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.weight_sbp = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)])
-        place = {"placement": dist.get_layer_placement(-1), "sbp": self.weight_sbp}
+        over_rows = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)])
+        place = {"placement": dist.get_layer_placement(-1), "sbp": over_rows}
         self.weight = nn.Parameter(flow.empty((vocab_size, hidden_size), **place))
-
-    def forward(self) -> flow.Tensor:
-        """(vocab_size, hidden)."""
-        return dist.read_parameter(self.weight, self.weight_sbp)
 
 
 class LlamaForPreTraining(nn.Module):

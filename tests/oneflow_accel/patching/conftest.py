@@ -73,8 +73,7 @@ class FakePackage:
             drop: a header field to leave out; `fields` are others, with "_" for "-".
             diff: the diff itself, instead of one made from `edits`.
         """
-        header = HEADER | {"Applies-To": f"{self.name}=={version}"}
-        header |= {key.replace("_", "-"): value for key, value in fields.items()}
+        header = HEADER | {key.replace("_", "-"): value for key, value in fields.items()}
         header.pop(drop or "", None)
         if diff is None:
             diff = "".join(

@@ -36,6 +36,18 @@ def masks(seed):
 first = masks(1)
 print("dropout", masks(1) == first, first[0] != first[1])
 """
+GRAPH_BLOCKS = """
+import oneflow_accel
+import oneflow as flow
+class Configured(flow.nn.Linear):
+    config = "its own"
+graph = flow.nn.Graph()
+graph.model = flow.nn.Sequential(flow.nn.Linear(2, 2), Configured(2, 2))
+plain, configured = graph.model
+plain.config.stage_id = plain.weight.config.stage_id = 1
+stages = plain.config.stage_id, plain.weight.config.stage_id
+print("blocks", type(plain.origin).__name__, stages, configured.config)
+"""
 GRAPH_THREADS = """
 import oneflow_accel
 import oneflow as flow
@@ -197,6 +209,12 @@ def test_a_graph_gets_a_thread_for_each_core_unpatched_and_one_patched(run) -> N
     unpatched = line_of(run(GRAPH_THREADS, patches="off"), "threads")
     assert unpatched == f"threads {os.cpu_count()}"
     assert line_of(run(GRAPH_THREADS), "threads") == "threads 1"
+
+
+def test_blocks_of_a_graph_have_an_origin_and_a_config(run) -> None:
+    assert "no attribute 'config'" in run(GRAPH_BLOCKS, patches="off").stdout
+    assert line_of(process := run(GRAPH_BLOCKS), "blocks") == "blocks Linear (1, 1) its own"
+    assert "deprecated" not in process.stdout
 
 
 def test_a_graph_keeps_its_threads_where_stock_kernels_run(run) -> None:

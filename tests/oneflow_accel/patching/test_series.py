@@ -25,7 +25,8 @@ ROOT = patch_root()
 RELEASES = [(name, version) for name, all_ in series_versions(ROOT).items() for version in all_]
 PATCHES = [patch for release in RELEASES for patch in load_series(ROOT, *release)]
 # Those for other builds of oneflow are in test_stream_touch.py.
-HERE = [p for p in PATCHES if p.header.version == installed_version(p.header.package)]
+INSTALLED = [f"{name}-{installed_version(name)}" for name, _ in RELEASES]
+HERE = [patch for patch in PATCHES if patch.release in INSTALLED]
 
 
 def installed_text(path: str) -> str:
@@ -35,8 +36,7 @@ def installed_text(path: str) -> str:
 
 def same_file(patch: Patch, path: str) -> list[Patch]:
     """The patches of a file up to and including this one, in order."""
-    release = (patch.header.package, patch.header.version)
-    touching = [other for other in load_series(ROOT, *release) if path in other.hunks]
+    touching = [p for p in PATCHES if p.release == patch.release and path in p.hunks]
     return touching[: [other.name for other in touching].index(patch.name) + 1]
 
 
@@ -53,7 +53,7 @@ def test_there_are_patches_for_the_pinned_oneflow() -> None:
 
 
 def test_every_file_in_a_folder_of_patches_is_in_its_series() -> None:
-    listed = {f"{p.header.package}-{p.header.version}/{p.name}" for p in PATCHES}
+    listed = {patch.label for patch in PATCHES}
     present = {
         f"{file.parent.name}/{file.name}" for file in ROOT.glob("*/*") if file.name != "series"
     }

@@ -65,7 +65,7 @@ def test_a_patch_rests_on_the_lines_that_were_read(patch: Patch) -> None:
     *_, sha256, first = RECORDED[patch.name]
     ((path, (hunk,)),) = patch.hunks.items()
     before = "".join(text for kind, text in hunk.lines if kind != ADDED)
-    assert (path, patch.header.file_sha256, hunk.source_index + 1) == (PATH, sha256, first)
+    assert (path, patch.for_file, hunk.source_index + 1) == (PATH, sha256, first)
     assert hashlib.sha256(before.encode()).hexdigest() == LINES_SHA256
 
 
