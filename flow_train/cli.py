@@ -11,7 +11,7 @@ them, `config/flags.py`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from oneflow_accel.command import Parser, run
 from oneflow_accel.errors import UserError
@@ -24,6 +24,7 @@ __all__ = [
     "at_least",
     "run",
     "share",
+    "text_table",
 ]
 
 # What --help says of options that programs share.
@@ -55,3 +56,11 @@ def share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value
+
+
+def text_table(rows: Sequence[Sequence[str]], sides: str) -> str:
+    """Rows of cells in columns; `sides` has for each < (to the left, as texts) or > (to the right,
+    as numbers)."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return "\n".join(form.format(*row).rstrip() for row in rows)

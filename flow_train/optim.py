@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from oneflow_accel import agree, distributed
 from oneflow_accel.errors import CheckpointError
@@ -20,6 +20,9 @@ from oneflow_accel.patching.runtime import device_supports
 import numpy as np
 import oneflow as flow
 from oneflow import nn
+
+if TYPE_CHECKING:
+    from flow_train.config import keys
 
 
 class CrossEntropy:
@@ -180,140 +183,59 @@ def build_optimizer(
 
 
 @dataclass(frozen=True)
-class CosineSchedule:
-    """Cosine annealing (Loshchilov and Hutter 2017, "SGDR", equation 5) after a linear warm-up.
+class Schedule:
+    """The learning rate by time, as `keys.Scheduler` describes it: a linear warm-up, then one rate,
+    a straight line down, or cosine annealing (Loshchilov and Hutter 2017, "SGDR", equation 5).
 
     The meaning of every key is that of timm's CosineLRScheduler. Two things are easily taken for
     errors: without `warmup_prefix` the cosine's phase counts from t = 0 and not from the end of the
     warm-up, so that the learning rate jumps there; and after the last cycle it stays at `lr_min`.
-
-    Attributes:
-        base_lr: learning rate at the top of the first cosine.
-        t_initial: length of the first cycle.
-        lr_min: learning rate at the bottom.
-        warmup_t: length of the warm-up; 0 for none.
-        warmup_lr_init: learning rate at t = 0, where there is a warm-up.
-        warmup_prefix: the cosine begins when the warm-up ends.
-        cycle_mul: how much longer each cycle is than the one before.
-        cycle_decay: how much lower each cycle's top is.
-        cycle_limit: number of cycles.
-        k_decay: exponent on the phase (arXiv 2004.05909); 1 is the plain cosine.
-        cooldown: time at `lr_min` after the last cycle. It only says how long the run is.
     """
 
     base_lr: float
-    t_initial: float
-    lr_min: float
-    warmup_t: float
-    warmup_lr_init: float
-    warmup_prefix: bool
-    cycle_mul: float
-    cycle_decay: float
-    cycle_limit: int
-    k_decay: float
-    cooldown: float
+    options: keys.Scheduler
 
     def __call__(self, t: float) -> float:
-        if t < self.warmup_t:
-            return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
-        if self.warmup_prefix:
-            t -= self.warmup_t
-        cycle, position, length = self._cycle(t)
-        if cycle >= self.cycle_limit:
-            return self.lr_min
-        phase = (position / length) ** self.k_decay
-        top = self.base_lr * self.cycle_decay**cycle
-        return self.lr_min + 0.5 * (top - self.lr_min) * (1 + math.cos(math.pi * phase))
-
-    @property
-    def length(self) -> float:
-        """Time until the run is over: warm-up (if a prefix), all cycles, cooldown."""
-        if self.cycle_mul == 1:
-            cycles = self.t_initial * self.cycle_limit
-        else:
-            growth = (self.cycle_mul**self.cycle_limit - 1) / (self.cycle_mul - 1)
-            cycles = math.floor(self.t_initial * growth)
-        return cycles + (self.warmup_t if self.warmup_prefix else 0) + self.cooldown
+        options, top = self.options, self.base_lr
+        if t < options.warmup_t:
+            low = options.warmup_lr_init
+            return low + t * (top - low) / options.warmup_t
+        if options.name == "constant":
+            return top
+        if options.name == "linear":
+            assert options.t_total is not None
+            left = max(0.0, (options.t_total - t) / (options.t_total - options.warmup_t))
+            return options.lr_min + (top - options.lr_min) * left
+        cycle, position, length = self._cycle(t - options.warmup_t * options.warmup_prefix)
+        if cycle >= options.cycle_limit:
+            return options.lr_min
+        phase = (position / length) ** options.k_decay
+        top *= options.cycle_decay**cycle
+        return options.lr_min + 0.5 * (top - options.lr_min) * (1 + math.cos(math.pi * phase))
 
     def _cycle(self, t: float) -> tuple[int, float, float]:
         """Number of the cycle that t is in, time since its beginning, its length."""
-        cycle, begin, length = 0, 0.0, float(self.t_initial)
-        if self.cycle_mul == 1:
+        assert self.options.t_initial is not None
+        cycle, begin, length = 0, 0.0, float(self.options.t_initial)
+        if self.options.cycle_mul == 1:
             cycle = int(t // length)
             return cycle, t - cycle * length, length
         # Beyond the last cycle nothing depends on which cycle it would be.
-        while t >= begin + length and cycle < self.cycle_limit:
+        while t >= begin + length and cycle < self.options.cycle_limit:
             begin += length
-            length *= self.cycle_mul
+            length *= self.options.cycle_mul
             cycle += 1
         return cycle, t - begin, length
-
-
-@dataclass(frozen=True)
-class LinearSchedule:
-    """Linear warm-up from `warmup_lr_init`, then a straight line down that reaches `lr_min` at
-    `t_total`, warm-up included, and stays there."""
-
-    base_lr: float
-    t_total: float
-    warmup_t: float
-    warmup_lr_init: float
-    lr_min: float
-
-    def __call__(self, t: float) -> float:
-        if t < self.warmup_t:
-            return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
-        left = max(0.0, (self.t_total - t) / (self.t_total - self.warmup_t))
-        return self.lr_min + (self.base_lr - self.lr_min) * left
-
-    @property
-    def length(self) -> float:
-        return self.t_total
-
-
-@dataclass(frozen=True)
-class ConstantSchedule:
-    """One learning rate after a linear warm-up from `warmup_lr_init` (`warmup_t` 0: none)."""
-
-    base_lr: float
-    warmup_t: float = 0
-    warmup_lr_init: float = 0.0
-
-    def __call__(self, t: float) -> float:
-        if t < self.warmup_t:
-            return _warmup(t, self.warmup_t, self.warmup_lr_init, self.base_lr)
-        return self.base_lr
-
-    @property
-    def length(self) -> float:
-        return math.inf
-
-
-Schedule = CosineSchedule | LinearSchedule | ConstantSchedule
-
-_SCHEDULES: dict[str, type[Schedule]] = {
-    "cosine": CosineSchedule,
-    "linear": LinearSchedule,
-    "constant": ConstantSchedule,
-}
 
 
 def build_schedule(config: Mapping[str, Any] | None, base_lr: float) -> Schedule:
     """The schedule that `keys.Scheduler` describes; None is a constant learning rate. `base_lr` is
     the optimizer's. UserError for an unknown name or key, a missing one, or a value of the wrong
     type or range."""
-    if config is None:
-        return ConstantSchedule(base_lr)
     from flow_train.config import keys, schema  # late: see keys.py
 
-    options = schema.read(keys.Scheduler, config, "scheduler")
-    kind = _SCHEDULES[options.name]
-    names = [field.name for field in fields(kind) if field.name != "base_lr"]
-    return kind(base_lr, **{name: getattr(options, name) for name in names})
-
-
-def _warmup(t: float, length: float, begin: float, end: float) -> float:
-    return begin + t * (end - begin) / length
+    given = {"name": "constant"} if config is None else config
+    return Schedule(base_lr, schema.read(keys.Scheduler, given, "scheduler"))
 
 
 # The schedule ResNets are trained with on ImageNet: epochs between steps, and what a step does.

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Sequence
 
 try:
-    from omegaconf import DictConfig
-
     from monarch_flow.command import Command
 except ImportError as error:
     sys.exit(
@@ -86,16 +84,9 @@ _KEYS = (
 COMMAND = Command("monarch_flow.train", _HEAD, _KEYS)
 
 
-def _train(cfg: DictConfig) -> None:
-    # Here, as --help and --cfg take a quarter of a second less without it.
-    from monarch_flow.engine.run import run
-
-    run(cfg)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; user errors become lines on stderr and a non-zero exit code."""
-    return COMMAND.main(argv, _train)
+    return COMMAND.main(argv)
 
 
 if __name__ == "__main__":

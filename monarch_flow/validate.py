@@ -16,7 +16,6 @@ from pathlib import Path
 
 try:
     from oneflow_accel.errors import UserError
-    from oneflow_accel.launched import rank as launched_rank
 
     from omegaconf import DictConfig
 
@@ -92,11 +91,6 @@ def _check(cfg: DictConfig) -> None:
     check_data_dir(cfg)
 
 
-COMMAND = Command(
-    "monarch_flow.validate", _HEAD, _KEYS, adjust=_adjust, check=_check, vitae_program="validate.py"
-)
-
-
 def last_lines(metrics: Mapping[str, float]) -> str:
     """Four lines as ViTAE's validate.py prints them: accuracy in percent on "val", else "test"."""
     split = "val" if "val/acc" in metrics else "test"
@@ -109,18 +103,20 @@ def last_lines(metrics: Mapping[str, float]) -> str:
     return "\n".join(lines)
 
 
-def _validate(cfg: DictConfig) -> None:
-    # Here, as --help and --cfg take a quarter of a second less without it.
-    from monarch_flow.engine.run import run
-
-    metrics = run(cfg)
-    if launched_rank() == 0:
-        print(last_lines(metrics), flush=True)
+COMMAND = Command(
+    "monarch_flow.validate",
+    _HEAD,
+    _KEYS,
+    adjust=_adjust,
+    check=_check,
+    vitae_program="validate.py",
+    report=lambda metrics: print(last_lines(metrics), flush=True),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; user errors become lines on stderr and a non-zero exit code."""
-    return COMMAND.main(argv, _validate)
+    return COMMAND.main(argv)
 
 
 if __name__ == "__main__":

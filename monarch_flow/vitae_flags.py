@@ -27,6 +27,11 @@ class _Option:
     remarks: str
     overrides: list[str]
 
+    def __str__(self) -> str:
+        if self.here == "none":
+            return f"nothing stands for it here{f' ({self.remarks})' if self.remarks else ''}"
+        return f"here it is {self.here.replace('`', '')}"
+
 
 @cache
 def _options(program: str) -> dict[str, _Option]:
@@ -50,16 +55,6 @@ def _options(program: str) -> dict[str, _Option]:
             example = ["DIR"] if name == "DIR" else example
             found.setdefault(name, _Option(example, here, remarks, overrides))
     return found
-
-
-def counterpart(flag: str, program: str) -> str | None:
-    """What to say about an option of ViTAE's `program`; None where it is not one."""
-    option = _options(program).get(flag)
-    if option is None:
-        return None
-    if option.here == "none":
-        return f"nothing stands for it here{f' ({option.remarks})' if option.remarks else ''}"
-    return f"here it is {option.here.replace('`', '')}"
 
 
 @dataclass
@@ -112,7 +107,7 @@ def translate(argv: Sequence[str], program: str, ours: Sequence[str] = ()) -> Tr
         elif option is None:
             result.remarks.append(f"there is no flag {name}; --help lists the flags")
         elif not re.search(r"`[\w./]+=", option.here):
-            result.remarks.append(f"{name}: {counterpart(name, program)}")
+            result.remarks.append(f"{name}: {option}")
         else:
             result.overrides += _overrides(name, given, option, values)
     return result

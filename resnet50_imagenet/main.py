@@ -38,7 +38,13 @@ from flow_train.checkpoint.folders import Checkpoint
 from flow_train.checkpoint.shards import MODEL
 from flow_train.config import keys
 from flow_train.data.augment import build_train_transform
-from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
+from flow_train.data.images import (
+    ImageFolder,
+    ImageLoader,
+    SyntheticImages,
+    contents,
+    require_same_classes,
+)
 from flow_train.data.mixup import MixBatch, build_mixup
 from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
 from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage, Run
@@ -175,6 +181,22 @@ def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None
     if run.resumed is not None:
         restore_model(model, run.resumed, options.arch, num_classes, names)
         run.resumed = up_to_date(run.resumed)
+    data = Data(
+        _loader(options, train, train=True, num_classes=num_classes),
+        _loader(options, val, train=False),
+    )
+    run.identity = Identity(options.arch, json.loads(json.dumps(options.model_dump(), default=str)))
+    task = ImageTask(optim.CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
+    keeper = ModelCheckpoint(keys.ModelCheckpoint(every_n_train_steps=options.save_freq))
+    recipe = _recipe(options, keeper)
+    trainer = run.fit(model, task, data, recipe, start=options.start_epoch)
+    if not options.profile:
+        best = keeper.best_value
+        found = "no epoch was validated" if best is None else f"best Acc@1 {best:.2f}"
+        logger.info("done: %d steps, %s", trainer.position.step, found)
+
+
+def _recipe(options: Options, keeper: ModelCheckpoint) -> Recipe:
     profile = ProfileSteps(options.profile, options.output_dir) if options.profile else None
     settings = TrainerOptions(
         max_epochs=options.epochs,
@@ -189,7 +211,6 @@ def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None
         way_on="continue with --resume auto",
         way_to_more="for more ask for more --epochs",
     )
-    keeper = ModelCheckpoint(keys.ModelCheckpoint(every_n_train_steps=options.save_freq))
     hooks: dict[str, Hook | None] = {
         "ema": MovingAverage(options.model_ema_decay) if options.model_ema else None,
         "freeze_bn": FreezeBatchNorm() if options.freeze_bn else None,
@@ -197,23 +218,8 @@ def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None
         # Last, so that a checkpoint has the other hooks' state.
         "model_checkpoint": keeper,
     }
-    recipe = Recipe(
-        partial(_optimizer, options),
-        _schedule(options),
-        settings,
-        {key: hook for key, hook in hooks.items() if hook is not None},
-    )
-    data = Data(
-        _loader(options, train, train=True, num_classes=num_classes),
-        _loader(options, val, train=False),
-    )
-    run.identity = Identity(options.arch, json.loads(json.dumps(options.model_dump(), default=str)))
-    task = ImageTask(optim.CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
-    trainer = run.fit(model, task, data, recipe, start=options.start_epoch)
-    if profile is None:
-        best = keeper.best_value
-        found = "no epoch was validated" if best is None else f"best Acc@1 {best:.2f}"
-        logger.info("done: %d steps, %s", trainer.position.step, found)
+    wanted = {key: hook for key, hook in hooks.items() if hook is not None}
+    return Recipe(partial(_optimizer, options), _schedule(options), settings, wanted)
 
 
 class FreezeBatchNorm(Hook):
@@ -238,12 +244,8 @@ def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:
     if options.optimizer != "sgd":
         given = {"name": options.optimizer, "lr": options.lr, "weight_decay": options.weight_decay}
         return optim.build_optimizer(model, given)
-    return flow.optim.SGD(
-        model.parameters(),
-        lr=options.lr,
-        momentum=options.momentum,
-        weight_decay=options.weight_decay,
-    )
+    lr, momentum, decay = options.lr, options.momentum, options.weight_decay
+    return flow.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
 
 
 def _check_device(options: Options, backend: Backend) -> None:
@@ -289,7 +291,7 @@ def _datasets(options: Options) -> tuple[Dataset | None, Dataset]:
     if options.evaluate:
         return None, val
     train = ImageFolder(root / "train")
-    train.require_classes_of(val)
+    require_same_classes(train, val)
     return train, val
 
 
@@ -300,14 +302,8 @@ def _model(options: Options, backend: Backend, num_classes: int) -> nn.Module:
         weights = on_rank_0(lambda: pretrained_file(options.arch))
     if weights is not None:
         load_weights(model, weights, options.arch, num_classes, reset_head=options.reset_head)
-    model = model.to(backend.device())
-    check_image_size(
-        model,
-        backend,
-        options.arch,
-        options.image_size,
-        train=not (options.evaluate or options.benchmark),
-    )
+    model, trains = model.to(backend.device()), not (options.evaluate or options.benchmark)
+    check_image_size(model, backend, options.arch, options.image_size, train=trains)
     return layouts.to_channels_last(model, backend) if options.channels_last else model
 
 

@@ -18,12 +18,7 @@ import oneflow as flow
 from flowvision.models import ModelCreator
 from oneflow import nn
 
-from flow_train.checkpoint.folders import (
-    Checkpoint,
-    CheckpointManager,
-    require_model,
-    step_of,
-)
+from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, require_model, step_of
 from flow_train.checkpoint.weights import read_weights
 from flow_train.optim import averages_in
 
@@ -102,11 +97,8 @@ def pretrained_file(arch: str) -> Path:
     """The file that --pretrained reads. Nothing is fetched: the user puts the file there. Raises
     UserError where the folder is not set or has no file for this model."""
     folder = settings.WEIGHTS.get()
-    candidates = (
-        [Path(folder) / f"{arch}{suffix}" for suffix in (".safetensors", ".pth")]
-        if (folder)
-        else []
-    )
+    suffixes = (".safetensors", ".pth") if folder else ()
+    candidates = [Path(folder or "") / f"{arch}{suffix}" for suffix in suffixes]
     for candidate in candidates:
         if candidate.is_file():
             return candidate

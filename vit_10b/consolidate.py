@@ -11,10 +11,11 @@ folder, with one host's state.json.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,8 @@ from flow_train.files import TEMPORARY
 from flow_train.metrics.console import Progress
 
 # Of a run that has not begun.
-BEGINNING: dict[str, Any] = {
-    "step": 0,
-    "epoch": 0,
-    "batch": 0,
-    "accumulate": 1,
-    "global_batch_size": 1,
-}
-BEGINNING |= {"rng": [], "train_step": {}, "callbacks": {}}
+BEGINNING: dict[str, Any] = {"step": 0, "epoch": 0, "batch": 0, "accumulate": 1}
+BEGINNING |= {"global_batch_size": 1, "rng": [], "train_step": {}, "callbacks": {}}
 
 
 def build_parser() -> cli.Parser:
@@ -88,7 +83,7 @@ def _consolidate(options: argparse.Namespace) -> Path:
     shapes = {name: (arrays.dtype(name), arrays.shape(name)) for name in arrays}
     metadata = {"model": checkpoint.name, "state": json.dumps(checkpoint.state)}
     metadata["norm_eps"] = json.dumps(checkpoint.state.get("config", {}).get("norm_eps"))
-    with _Replacing(target) as temporary, Progress(len(shapes), "tensor") as progress:
+    with _replacing(target) as temporary, Progress(len(shapes), "tensor") as progress:
 
         def read(name: str) -> object:
             progress.update()
@@ -114,26 +109,20 @@ def _split(options: argparse.Namespace) -> Path:
         manager.close()
 
 
-class _Replacing:
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
     """The name under which a file is written before it gets its own."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._temporary = target.with_name(f"{TEMPORARY}{target.name}")
-
-    def __enter__(self) -> Path:
-        if not self._target.parent.is_dir():
-            raise UserError(f"no folder {self._target.parent} to write {self._target.name} into")
-        if self._target.is_dir():
-            raise UserError(f"--save_path {self._target} is a folder: name the file to write")
-        self._temporary.unlink(missing_ok=True)
-        return self._temporary
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
-            os.replace(self._temporary, self._target)
-        else:
-            self._temporary.unlink(missing_ok=True)
+    if not target.parent.is_dir():
+        raise UserError(f"no folder {target.parent} to write {target.name} into")
+    if target.is_dir():
+        raise UserError(f"--save_path {target} is a folder: name the file to write")
+    temporary = target.with_name(f"{TEMPORARY}{target.name}")
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

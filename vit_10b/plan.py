@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from oneflow_accel import distributed
@@ -37,19 +37,15 @@ _MOST_DEVICES = 1 << 20
 @dataclass(frozen=True)
 class Plan:
     """A run of `shape` on `world` processes with `batch` images per step of all together. `group`
-    processes share a copy of the model, in one memory if `in_one_memory` (collectives.Window); the
-    other arguments are the command's options."""
+    processes share a copy of the model, in one memory if `in_one_memory` (collectives.Window), or
+    each has the `whole`; how it is cut the command's options say."""
 
     shape: Shape
     world: int
     batch: int
     group: int
+    options: Options = field(default_factory=Options)
     whole: bool = False
-    recompute: bool = True
-    reshard: bool = True
-    flatten: bool = False
-    multiple: int = 1
-    prefetch: bool = False
     in_one_memory: bool = False
     # Bytes of a process beside its tensors, where these are in the host's memory.
     process: float = PROCESS
@@ -69,12 +65,8 @@ class Plan:
             world,
             options.batch_size,
             group,
+            options,
             options.run_without_fsdp,
-            options.grad_ckpt,
-            options.reshard_after_forward,
-            options.flatten_parameters,
-            options.shard_multiple,
-            options.prefetch,
             # Of another number of processes nobody knows on how many machines they are.
             options.gather_dtype == "float32"
             and 1 < world == distributed.local_world_size()
@@ -85,7 +77,7 @@ class Plan:
     @property
     def recomputes(self) -> bool:
         """Whether blocks are computed again on the way back."""
-        return self.recompute and not self.whole
+        return self.options.grad_ckpt and not self.whole
 
     @property
     def local_batch(self) -> int:
@@ -100,9 +92,10 @@ class Plan:
         return shape.num_blocks * self._own(shape.block_sizes) + self._own(shape.root_sizes)
 
     def _own(self, sizes: list[int]) -> int:
-        every = self.group * self.multiple
-        pieces = [sum(sizes)] if self.flatten else sizes
-        return sum(-(-size // every) for size in pieces) * self.multiple
+        multiple = self.options.shard_multiple
+        every = self.group * multiple
+        pieces = [sum(sizes)] if self.options.flatten_parameters else sizes
+        return sum(-(-size // every) for size in pieces) * multiple
 
     def memory(self) -> dict[str, float]:
         """Bytes of a process by category; the categories are there at the same moment."""
@@ -115,9 +108,10 @@ class Plan:
         }
         gathered = 0.0
         if not self.whole:
-            kept = unit if self.reshard else shape.num_blocks * unit
+            reshard = self.options.reshard_after_forward
+            kept = unit if reshard else shape.num_blocks * unit
             # Of the block that is differentiated, and of the root.
-            gathered = FLOAT32 * (kept + root + (unit if self.prefetch and self.reshard else 0))
+            gathered = FLOAT32 * (kept + root + unit * (self.options.prefetch and reshard))
             if self.in_one_memory:
                 # Without this process's own.
                 gathered *= 1 - 1 / self.group

@@ -32,10 +32,16 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.folders import AUTO_RESUME, Checkpoint, require_model
+from flow_train.checkpoint.folders import AUTO_RESUME, require_model
 from flow_train.config import keys
 from flow_train.data.augment import build_train_transform
-from flow_train.data.images import ImageFolder, ImageLoader, SyntheticImages, contents
+from flow_train.data.images import (
+    ImageFolder,
+    ImageLoader,
+    SyntheticImages,
+    contents,
+    require_same_classes,
+)
 from flow_train.data.transforms import IMAGENET, EvalTransform
 from flow_train.hooks import ModelCheckpoint
 from flow_train.loop import Data, Identity
@@ -126,11 +132,13 @@ def _train(options: Options, backend: Backend) -> None:
         if run.resumed is not None:
             require_model(run.resumed, shape.name, shape.num_classes)
         model, sharding = _build(options, shape, backend, Mesh.of(options.shard_group))
-        if run.resumed is not None:
-            _restore(model, sharding, run.resumed)
+        if run.resumed is not None and sharding is not None:
+            sharding.load(run.resumed.model)
+        elif run.resumed is not None:
+            layouts.load_standard_state_dict(model, dict(run.resumed.model), strict=True)
         loader = partial(_loader, options, seed=run.seed)
         data = Data(loader(train, train=True), loader(val, train=False))
-        _describe(options, shape, model, (train, val))
+        _describe(options, shape, model, train, val)
         names = train.classes if isinstance(train, ImageFolder) else []
         task = ImageTask(CrossEntropy(), num_classes=shape.num_classes, classes=names)
         keeping = keys.ModelCheckpoint(
@@ -194,7 +202,7 @@ def _datasets(options: Options) -> tuple[Dataset, Dataset]:
             "val/CLASS/IMAGE with --data_dir, or try --fake_data"
         )
     train, val = ImageFolder(root / "train"), ImageFolder(root / "val")
-    train.require_classes_of(val)
+    require_same_classes(train, val)
     return train, val
 
 
@@ -234,21 +242,11 @@ def _build(
     return model, sharding
 
 
-def _restore(model: ViT, sharding: Sharding | None, resumed: Checkpoint) -> None:
-    if sharding is not None:
-        sharding.load(resumed.model)
-    else:
-        layouts.load_standard_state_dict(model, dict(resumed.model), strict=True)
-
-
 def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:
     # One group: biases and norms are decayed too.
+    decay = options.weight_decay
     return flow.optim.AdamW(
-        model.parameters(),
-        lr=options.lr,
-        betas=BETAS,
-        eps=EPS,
-        weight_decay=options.weight_decay,
+        model.parameters(), lr=options.lr, betas=BETAS, eps=EPS, weight_decay=decay
     )
 
 
@@ -281,23 +279,14 @@ def _loader(options: Options, dataset: Dataset, *, train: bool, seed: int) -> Im
     )
 
 
-def _describe(
-    options: Options,
-    shape: Shape,
-    model: ViT,
-    data: tuple[Dataset, Dataset],
-) -> None:
+def _describe(options: Options, shape: Shape, model: ViT, train: Dataset, val: Dataset) -> None:
     """What a run says once, before it begins."""
     given = "  ".join(f"{name}={value}" for name, value in options.model_dump().items())
     logger.info("%s", given)
-    train, val = data
-    logger.info(
-        "%s: %d training and %d validation images of %d classes",
-        train.root,
-        len(train),
-        len(val),
-        len(train.classes),
+    sizes = (
+        f"{len(train)} training and {len(val)} validation images of {len(train.classes)} classes"
     )
+    logger.info("%s: %s", train.root, sizes)
     logger.info("%s", model)
     logger.info(
         "%d parameters, %d of each of the %d processes; AdamW, learning rate %g, weight decay %g",

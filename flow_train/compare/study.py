@@ -19,9 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, ValidationError
 
 from flow_train.compare.process import noted
-from flow_train.config.compose import Composer
+from flow_train.config.compose import Composer, parse_override
 from flow_train.config.files import config_differences, load_config
-from flow_train.config.overrides import parse_override
 from flow_train.config.schema import Group, Text
 from flow_train.files import replace_file
 

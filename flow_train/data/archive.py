@@ -19,6 +19,8 @@ from flow_train.data.images import EXTENSIONS, class_numbers
 from flow_train.data.transforms import Transform
 
 _SUFFIXES = (".tar", ".zip")
+# Its name, its place in a .tar, its size.
+Member = tuple[str, int, int]
 
 
 def is_archive(path: Path) -> bool:
@@ -39,13 +41,8 @@ class ArchiveImages:
     root: str
     classes: list[str]
     labels: np.ndarray
-    _members: list[tuple[str, int, int]]  # name, place in a .tar, size
+    _members: list[Member]
     _opened: dict[int, int | zipfile.ZipFile] = field(default_factory=dict)  # by process
-
-    @staticmethod
-    def open(path: Path) -> ArchiveIndex:
-        """List what is in an archive; DataError names one that cannot be read."""
-        return ArchiveIndex(path, _list_members(path))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -78,40 +75,27 @@ class ArchiveImages:
         return opened.read(name)
 
 
-@dataclass(frozen=True)
-class ArchiveIndex:
-    """The image members of an archive by part: each one's name, its place in a .tar, and its
-    size."""
-
-    path: Path
-    members: list[tuple[str, int, int]]
-
-    def has(self, part: str) -> bool:
-        return any(_part_and_class(name, part) for name, _, _ in self.members)
-
-    def part(self, part: str, classes: Sequence[str] | None = None) -> ArchiveImages:
-        """The images of one part, `classes` as for `ImageFolder`. DataError if there are none, or
-        of a class that is not among `classes`."""
-        found = []
-        for member in self.members:
-            name = _part_and_class(member[0], part)
-            if name is not None:
-                found.append((name, member))
-        if not found:
-            raise DataError(
-                f"{self.path} has no images in a folder '{part}'; expected members such as "
-                f"{part}/CLASS/IMAGE.jpg"
-            )
-        found.sort(key=lambda entry: (entry[0], entry[1][0]))
-        folders = sorted({name for name, _ in found})
-        classes = folders if classes is None else list(classes)
-        numbers = class_numbers(classes, folders, f"{self.path}:{part}")
-        labels = np.array([numbers[name] for name, _ in found], dtype=np.int64)
-        members = [member for _, member in found]
-        return ArchiveImages(self.path, f"{self.path}:{part}", classes, labels, members)
+def images_of(
+    path: Path, members: Sequence[Member], part: str, classes: Sequence[str] | None = None
+) -> ArchiveImages:
+    """The images of one part of an archive with these members, `classes` as for `ImageFolder`.
+    DataError if there are none, or of a class that is not among `classes`."""
+    named = ((class_of(member, part), member) for member in members)
+    found = sorted((name, member) for name, member in named if name is not None)
+    if not found:
+        raise DataError(
+            f"{path} has no images in a folder '{part}'; expected members such as "
+            f"{part}/CLASS/IMAGE.jpg"
+        )
+    folders = sorted({name for name, _ in found})
+    classes = folders if classes is None else list(classes)
+    numbers = class_numbers(classes, folders, f"{path}:{part}")
+    labels = np.array([numbers[name] for name, _ in found], dtype=np.int64)
+    return ArchiveImages(path, f"{path}:{part}", classes, labels, [member for _, member in found])
 
 
-def _list_members(path: Path) -> list[tuple[str, int, int]]:
+def list_members(path: Path) -> list[Member]:
+    """The images in an archive; DataError names one that cannot be read."""
     try:
         if path.suffix.lower() == ".zip":
             with zipfile.ZipFile(path) as archive:
@@ -129,9 +113,9 @@ def _list_members(path: Path) -> list[tuple[str, int, int]]:
     return [member for member in listed if member[0].lower().endswith(EXTENSIONS)]
 
 
-def _part_and_class(name: str, part: str) -> str | None:
+def class_of(member: Member, part: str) -> str | None:
     """The class of a member of a part; None if it is of another one."""
-    folders = PurePosixPath(name).parts[:-1]
+    folders = PurePosixPath(member[0]).parts[:-1]
     if part not in folders[:-1]:
         return None
     return folders[folders.index(part) + 1]

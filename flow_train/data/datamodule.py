@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,10 @@ import numpy as np
 from flow_train.config import keys
 from flow_train.config.schema import read
 from flow_train.data.augment import build_eval_transform, build_train_transform
-from flow_train.data.class_map import read_class_map
-from flow_train.data.image_reader import Arrangement, Dataset, each_once
+from flow_train.data.image_reader import Arrangement, Dataset, RepeatedAugmentation, each_once
 from flow_train.data.images import Batch, ImageLoader, contents
 from flow_train.data.mixup import MixBatch, build_mixup
-from flow_train.data.parts import Parts, folder_parts, mnist_parts, synthetic_parts
-from flow_train.data.repeated_augment import RepeatedAugmentation
-from flow_train.data.splits import Subset
+from flow_train.data.parts import Subset, read_parts
 from flow_train.data.transforms import IMAGENET_MEAN, IMAGENET_STD, Normalization, Transform
 
 # Mean and standard deviation of images in the range 0 to 1. Gray photos: the mean over ImageNet's
@@ -69,7 +65,8 @@ class KeptLoader:
 
 
 class ImageDataModule:
-    """Loaders of training, validation and test images.
+    """Loaders of training, validation and test images: `train_loader`, whose labels are soft with
+    mixup, `val_loader` and `test_loader`.
 
     Args:
         data_dir: a folder or a .tar or .zip with `train/CLASS/...` and `val/CLASS/...` (`test/...`
@@ -78,7 +75,8 @@ class ImageDataModule:
         dataset, image_size, batch_size, options: see `keys.Datamodule`, which has their defaults.
         seed: of order, augmentation, mixing and splits.
         rank, world_size: of this process; None asks oneflow.
-        training: False leaves out the training images, which need not be there then.
+        training: False leaves out the training images, which need not be there then, and their
+            loader: it is None.
         limit_eval: how many of so many validation or test images are used; they are spread evenly
             over the data set, and so over its classes. None uses all.
 
@@ -113,8 +111,8 @@ class ImageDataModule:
                 "datamodule.drop_last=False: training leaves out what does not fill a global batch "
                 "all the same; evaluation leaves out nothing"
             )
-        self._normalization = _normalization(self._options)
-        parts = _parts(self._options, self._normalization.channels, seed, training=training)
+        normalization = _normalization(self._options)
+        parts = read_parts(self._options, normalization.channels, seed, training=training)
         if limit_eval is not None:
             val = _spread(parts.val, limit_eval)
             test = val if parts.test is parts.val else _spread(parts.test, limit_eval)
@@ -126,76 +124,49 @@ class ImageDataModule:
                 f"datamodule.num_classes is {self._options.num_classes}, {data_dir} has "
                 f"{self.num_classes} classes; leave it out to take the data's"
             )
-        self.image_shape = (self._normalization.channels, size, size)
+        self.image_shape = (normalization.channels, size, size)
         self._seed = seed
         self._rank = distributed.rank() if rank is None else rank
         self._world_size = distributed.world_size() if world_size is None else world_size
-        self._mixup = build_mixup(options["mixup"], self.num_classes)
-        exact, normalization = parts.exact_size, self._normalization
+        mixup = build_mixup(options["mixup"], self.num_classes)
         # Digits are not cropped unless that is asked for.
         uncropped = {"crop_pct": 1.0, "interpolation": "bilinear"} if is_mnist else None
-        self._train_transform = build_train_transform(
-            size,
-            normalization,
-            options["train_transforms"] or ({"no_aug": True} if is_mnist else None),
-            exact_size=exact,
-        )
-        self._eval_transforms = {
-            name: build_eval_transform(
+        augmented = options["train_transforms"] or ({"no_aug": True} if is_mnist else None)
+        exact = {"exact_size": parts.exact_size}
+        train_transform = build_train_transform(size, normalization, augmented, **exact)
+        val_transform, test_transform = (
+            build_eval_transform(
                 size,
                 normalization,
                 options[name] or options["val_transforms"] or uncropped,
-                exact_size=exact,
                 name=name,
+                **exact,
             )
             for name in ("val_transforms", "test_transforms")
-        }
+        )
+        self.train_loader = None
+        if parts.train is not None:
+            self.train_loader = self._loader(
+                parts.train,
+                train_transform,
+                train=True,
+                arrangement=_arrangement(self._options.shuffle, self._options.num_aug_repeats),
+                finish=None if mixup is None else MixBatch(mixup, seed, self._rank),
+            )
+        loader = self._loader(parts.val, val_transform, train=False)
+        self.val_loader = KeptLoader(loader) if self._options.cache_val_dataset else loader
+        self.test_loader = self._loader(parts.test, test_transform, train=False)
 
     def contents(self) -> dict[str, Any]:
         """What makes the data the same on all machines of a job, by what to call it."""
         parts = self._parts
         return {**contents(parts.train, "train"), **contents(parts.val, "val")}
 
-    def train_loader(self) -> ImageLoader:
-        """Training images; `set_epoch` chooses the epoch. Labels are soft with mixup."""
-        return self._train_loader
-
-    def val_loader(self) -> ImageLoader | KeptLoader:
-        return self._val_loader
-
-    def test_loader(self) -> ImageLoader:
-        return self._test_loader
-
     def close(self) -> None:
         """End the worker processes of all loaders; they start again where they are needed."""
-        for name in ("_train_loader", "_val_loader", "_test_loader"):
-            if name in self.__dict__:
-                self.__dict__[name].close()
-
-    @cached_property
-    def _train_loader(self) -> ImageLoader:
-        train = self._parts.train
-        if train is None:
-            raise ValueError("an ImageDataModule with training=False has no training images")
-        finish = None
-        if self._mixup is not None:
-            finish = MixBatch(self._mixup, self._seed, self._rank)
-        return self._loader(
-            train,
-            self._train_transform,
-            train=True,
-            arrangement=_arrangement(self._options.shuffle, self._options.num_aug_repeats),
-            finish=finish,
-        )
-
-    @cached_property
-    def _val_loader(self) -> ImageLoader | KeptLoader:
-        loader = self._loader(self._parts.val, self._eval_transforms["val_transforms"], train=False)
-        return KeptLoader(loader) if self._options.cache_val_dataset else loader
-
-    @cached_property
-    def _test_loader(self) -> ImageLoader:
-        return self._loader(self._parts.test, self._eval_transforms["test_transforms"], train=False)
+        for loader in (self.train_loader, self.val_loader, self.test_loader):
+            if loader is not None:
+                loader.close()
 
     def _loader(
         self, dataset: Dataset, transform: Transform, *, train: bool, **options: Any
@@ -239,33 +210,6 @@ def _normalization(options: keys.Datamodule) -> Normalization:
             f"datamodule.{error}; three for color images, one for gray ones such as "
             f"mean {_GRAY_STATISTICS[0]}, std {_GRAY_STATISTICS[1]}"
         ) from error
-
-
-def _parts(options: keys.Datamodule, channels: int, seed: int, *, training: bool) -> Parts:
-    dataset, size, class_map = options.dataset, options.image_size, options.class_map
-    if dataset != "folder" and (class_map is not None or options.allow_empty):
-        raise UserError(
-            "datamodule.class_map and datamodule.allow_empty are for folders of classes, and "
-            f"dataset={dataset} has none; leave them out"
-        )
-    if dataset == "synthetic":
-        return synthetic_parts(size, channels, options.num_images, options.num_classes, seed)
-    if options.data_dir is None:
-        raise UserError(
-            f"datamodule.data_dir is not set; give the folder of the data (dataset={dataset})"
-        )
-    folder, held_out = Path(options.data_dir), options.val_split
-    if dataset == "mnist":
-        return mnist_parts(folder, size, held_out, seed, training=training)
-    return folder_parts(
-        folder,
-        held_out,
-        seed,
-        training=training,
-        classes=None if class_map is None else read_class_map(class_map),
-        # With all classes named, their indices do not depend on what a folder holds.
-        allow_empty=options.allow_empty or class_map is not None,
-    )
 
 
 def _arrangement(shuffle: bool, repeats: int) -> Arrangement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -79,38 +80,56 @@ def each_once(
     return indices, np.zeros_like(indices)
 
 
+@dataclass(frozen=True)
+class RepeatedAugmentation:
+    """The order of a training epoch (Hoffer et al. 2020, arXiv 1901.09335; as in DeiT).
+
+    Each image of the permutation comes `repeats` times in a row, and these go to the processes in
+    turn. An epoch has as many global batches as one without repetitions, so it sees a `repeats`-th
+    of the images. It is the `arrangement` of an ImageLoader; any world size with the same global
+    batch size sees the same global batches.
+    """
+
+    repeats: int
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ValueError(f"{self.repeats} repetitions")
+
+    def __call__(
+        self, permutation: np.ndarray, batch_size: int, rank: int, world_size: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        batches = len(permutation) // (batch_size * world_size)
+        total = batches * batch_size * world_size
+        needed = -(-total // self.repeats)
+        indices = np.repeat(permutation[:needed], self.repeats)[:total]
+        repetitions = np.tile(np.arange(self.repeats), needed)[:total]
+        return indices[rank::world_size], repetitions[rank::world_size]
+
+
 def max_bad_files(images: int) -> int:
     """How many files of a data set may be undecodable: 1 %, rounded down."""
     return images // 100
 
 
+@dataclass
 class ImageReader:
     """Fills rows with samples; runs in the worker processes, or in this one without any."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        transform: Transform,
-        seed: int,
-        train: bool,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        channels_last: bool,
-        arrangement: Arrangement = each_once,
-    ) -> None:
-        self.dataset = dataset
-        self.transform = transform
-        self.seed = seed
-        self.train = train
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.channels_last = channels_last
-        self.arrangement = arrangement
+    dataset: Dataset
+    transform: Transform
+    seed: int
+    train: bool
+    batch_size: int
+    rank: int
+    world_size: int
+    channels_last: bool
+    arrangement: Arrangement = each_once
+
+    def __post_init__(self) -> None:
         self.rows = len(self.order(0)[0])
-        shape = dataset.shape(transform)
-        self.sample_shape = shape if channels_last else (shape[2], shape[0], shape[1])
+        shape = self.dataset.shape(self.transform)
+        self.sample_shape = shape if self.channels_last else (shape[2], shape[0], shape[1])
         self._order_of: tuple[int, np.ndarray, np.ndarray] | None = None
         self._bad: dict[int, str] = {}
 

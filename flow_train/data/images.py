@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.errors import DataError, UserError
+from oneflow_accel.errors import DataError
 
 import numpy as np
 from PIL import Image
@@ -125,15 +125,6 @@ class ImageFolder:
             )
         self.samples = _Samples(paths, labels)
 
-    def require_classes_of(self, other: ImageFolder) -> None:
-        """UserError, which names some that differ, unless a folder beside it has the same."""
-        if self.classes != other.classes:
-            different = sorted(set(self.classes) ^ set(other.classes))[:5]
-            raise UserError(
-                f"{self.root.parent}: {self.root.name} and {other.root.name} have different "
-                f"classes, for instance {', '.join(different)}"
-            )
-
     def __len__(self) -> int:
         return len(self.samples)
 
@@ -153,6 +144,17 @@ class ImageFolder:
         `image_reader.DECODE_ERRORS` if it cannot be decoded."""
         with Image.open(self.samples[index][0]) as image:
             return transform(image, rng)
+
+
+def require_same_classes(train: Any, other: Any) -> None:
+    """DataError, which names some that differ, unless two parts of a data set have the same."""
+    if train.classes == other.classes:
+        return
+    missing = sorted(set(train.classes) ^ set(other.classes))
+    raise DataError(
+        f"{train.root} has {len(train.classes)} classes and {other.root} {len(other.classes)}; "
+        f"only one of them has {_first_few(missing)}. Their class folders have to be the same"
+    )
 
 
 def class_numbers(

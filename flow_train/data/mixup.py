@@ -69,10 +69,10 @@ class Mixup:
         batch, _, height, width = shape
         count = {"batch": 1, "pair": (batch + 1) // 2, "elem": batch}[self.mode]
         mixed = rng.random(count) < self.prob
-        if self._mixes and self._cuts:
+        cuts = self.cutmix_alpha > 0 or self.cutmix_minmax is not None
+        cut = np.full(count, cuts)
+        if self.mixup_alpha > 0 and cuts:
             cut = rng.random(count) < self.switch_prob
-        else:
-            cut = np.full(count, self._cuts)
         shares = np.ones(count)
         boxes = np.zeros((count, 4), dtype=np.int64)
         for row in np.flatnonzero(mixed):
@@ -97,11 +97,8 @@ class Mixup:
                 f"label {labels.max()} with mixup.num_classes {self.num_classes}; the data set has "
                 "more classes"
             )
-        own = np.full(
-            (len(labels), self.num_classes),
-            self.label_smoothing / self.num_classes,
-            dtype=np.float32,
-        )
+        low = np.float32(self.label_smoothing / self.num_classes)
+        own = np.full((len(labels), self.num_classes), low)
         own[np.arange(len(labels)), labels] += np.float32(1 - self.label_smoothing)
         share = shares.astype(np.float32)[:, None]
         return share * own + (1 - share) * own[::-1]
@@ -121,14 +118,6 @@ class Mixup:
             for image, (region, values) in zip((a, b), parts, strict=True):
                 image[region] = values
         return images, self.targets(labels, mixing.shares)
-
-    @property
-    def _mixes(self) -> bool:
-        return self.mixup_alpha > 0
-
-    @property
-    def _cuts(self) -> bool:
-        return self.cutmix_alpha > 0 or self.cutmix_minmax is not None
 
     def _draw_box(
         self, height: int, width: int, rng: np.random.Generator
@@ -150,12 +139,8 @@ class Mixup:
             )
             top = int(rng.integers(height - box_height + 1))
             left = int(rng.integers(width - box_width + 1))
-        box = (
-            max(top, 0),
-            min(top + box_height, height),
-            max(left, 0),
-            min(left + box_width, width),
-        )
+        bottom, right = min(top + box_height, height), min(left + box_width, width)
+        box = (max(top, 0), bottom, max(left, 0), right)
         if self.correct_lam or self.cutmix_minmax is not None:
             share = 1 - (box[1] - box[0]) * (box[3] - box[2]) / (height * width)
         return share, box

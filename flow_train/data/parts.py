@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel.errors import DataError, UserError
 
-from flow_train.data.archive import ArchiveImages, is_archive
-from flow_train.data.image_reader import Dataset
-from flow_train.data.images import ImageFolder, SyntheticImages
+import numpy as np
+
+from flow_train.config import keys
+from flow_train.data.archive import ArchiveImages, class_of, images_of, is_archive, list_members
+from flow_train.data.image_reader import SPLIT_STREAM, Dataset, ReadsMany
+from flow_train.data.images import ImageFolder, SyntheticImages, require_same_classes
 from flow_train.data.mnist import MnistImages
-from flow_train.data.splits import split
+from flow_train.data.transforms import Transform
 
 # The folder with the validation images: the first of these that is there.
 VALIDATION_NAMES = ("val", "validation")
@@ -40,27 +45,45 @@ class Parts:
     exact_size: bool = False
 
 
-def folder_parts(
-    data_dir: Path,
-    val_split: float | None,
-    seed: int,
-    *,
-    training: bool = True,
-    classes: Sequence[str] | None = None,
-    allow_empty: bool = False,
-) -> Parts:
+def read_parts(options: keys.Datamodule, channels: int, seed: int, *, training: bool) -> Parts:
+    """The parts of the data set that `options` describe, in images of so many channels.
+    `training=False` leaves out the training images, which need not be there then. DataError if
+    something is missing, empty or damaged; UserError if options do not fit it or each other."""
+    dataset, size, class_map = options.dataset, options.image_size, options.class_map
+    if dataset != "folder" and (class_map is not None or options.allow_empty):
+        raise UserError(
+            "datamodule.class_map and datamodule.allow_empty are for folders of classes, and "
+            f"dataset={dataset} has none; leave them out"
+        )
+    if dataset == "synthetic":
+        # Noise of the wanted size, which no transform touches; a quarter as many for validation.
+        shape, classes = (size, size, channels), options.num_classes or _SYNTHETIC_CLASSES
+        train = SyntheticImages(options.num_images, shape, classes, seed)
+        val = SyntheticImages(max(options.num_images // 4, 1), shape, classes, seed + 1)
+        return Parts(train, val, val, classes, exact_size=True)
+    if options.data_dir is None:
+        raise UserError(
+            f"datamodule.data_dir is not set; give the folder of the data (dataset={dataset})"
+        )
+    read = _mnist_parts if dataset == "mnist" else _folder_parts
+    return read(Path(options.data_dir), options, seed, training)
+
+
+def _folder_parts(data_dir: Path, options: keys.Datamodule, seed: int, training: bool) -> Parts:
     """A folder or an archive (.tar, .zip) with `train/CLASS/...`, `val/CLASS/...` (or
     `validation/CLASS/...`) and maybe `test/CLASS/...`; without `test` the validation images are it.
     Or a folder of class folders only, of which `val_split` (a number, or a share below 1) is held
-    out for validation and test.
-
-    `training=False` leaves out the training images, which need not be there then; `classes` and
-    `allow_empty` are as for `ImageFolder`. DataError if a part is missing or empty, or train and
-    val have other classes; UserError if `val_split` does not fit.
-    """
+    out for validation and test."""
+    classes = None if options.class_map is None else read_class_map(options.class_map)
+    # With all classes named, their indices do not depend on what a folder holds.
+    allow_empty, val_split = options.allow_empty or classes is not None, options.val_split
     if is_archive(data_dir):
-        archive = ArchiveImages.open(data_dir)
-        return _named_parts(archive.has, lambda name: archive.part(name, classes), training)
+        members = list_members(data_dir)
+        return _named_parts(
+            lambda name: any(class_of(member, name) for member in members),
+            lambda name: images_of(data_dir, members, name, classes),
+            training,
+        )
     if any((data_dir / name).is_dir() for name in ("train", *VALIDATION_NAMES)):
         val_name = _validation_folder(data_dir, training)
         if val_split is not None:
@@ -104,47 +127,32 @@ def _named_parts(
     train = read("train") if training else None
     val = read(next((name for name in VALIDATION_NAMES if has(name)), VALIDATION_NAMES[0]))
     if train is not None:
-        _require_same_classes(train, val)
+        require_same_classes(train, val)
     test = read("test") if has("test") else val
     if test is not val:
-        _require_same_classes(val, test)
+        require_same_classes(val, test)
     return Parts(train, val, test, len(val.classes))
 
 
-def mnist_parts(
-    data_dir: Path, image_size: int, val_split: float | None, seed: int, *, training: bool = True
-) -> Parts:
+def _mnist_parts(data_dir: Path, options: keys.Datamodule, seed: int, training: bool) -> Parts:
     """MNIST's training images, of which `val_split` (a number, or a share below 1; None is 5,000)
     are held out for validation, and its test images. With 0 all 60,000 are trained on and the test
-    images validate.
+    images validate: then `training=False` does not read them.
 
     Images get a black border up to an `image_size` of 28 to 36; else the transform resizes them.
-    `training=False` leaves out the training images, which need not be there if none of them
-    validate. Errors are those of MnistImages, and UserError if `val_split` does not fit.
     """
-    pads = _MNIST_SIZE <= image_size <= _MNIST_MOST_PADDED
-    pad_to = image_size if pads else None
+    pads = _MNIST_SIZE <= options.image_size <= _MNIST_MOST_PADDED
+    pad_to, val_split = options.image_size if pads else None, options.val_split
+    test = MnistImages(data_dir, "test", pad_to)
+    classes = len(test.classes)
     if val_split == 0 and not training:
-        test = MnistImages(data_dir, "test", pad_to)
-        return Parts(None, test, test, len(test.classes), exact_size=pads)
-    train, test = (MnistImages(data_dir, part, pad_to) for part in ("train", "test"))
-    classes = len(train.classes)
+        return Parts(None, test, test, classes, exact_size=pads)
+    train = MnistImages(data_dir, "train", pad_to)
     held_out = _held_out(MNIST_VAL_SPLIT if val_split is None else val_split, len(train))
     if held_out == 0:
         return Parts(train, test, test, classes, exact_size=pads)
     left, out = split(train, held_out, seed)
     return Parts(left, out, test, classes, exact_size=pads)
-
-
-def synthetic_parts(
-    image_size: int, channels: int, num_images: int, num_classes: int | None, seed: int
-) -> Parts:
-    """Noise of the wanted size, which no transform touches; a quarter as many for validation."""
-    shape = (image_size, image_size, channels)
-    classes = num_classes or _SYNTHETIC_CLASSES
-    train = SyntheticImages(num_images, shape, classes, seed)
-    val = SyntheticImages(max(num_images // 4, 1), shape, classes, seed + 1)
-    return Parts(train, val, val, classes, exact_size=True)
 
 
 def _held_out(val_split: float, images: int) -> int:
@@ -158,12 +166,110 @@ def _held_out(val_split: float, images: int) -> int:
     return count
 
 
-def _require_same_classes(train: Classified, other: Classified) -> None:
-    if train.classes == other.classes:
-        return
-    missing = sorted(set(train.classes) ^ set(other.classes))
-    raise DataError(
-        f"{train.root} has {len(train.classes)} classes and {other.root} {len(other.classes)}; "
-        f"only one of them has {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}. "
-        "Their class folders have to be the same"
+class Subset:
+    """Some images of a data set, as a data set, in the order of `indices` (int64)."""
+
+    def __init__(self, dataset: Dataset, indices: np.ndarray) -> None:
+        self._dataset = dataset
+        self._indices = indices
+        self.labels = dataset.labels[indices]
+
+    @property
+    def root(self) -> Path | str:
+        return self._dataset.root
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def name(self, index: int) -> str:
+        return self._dataset.name(int(self._indices[index]))
+
+    def shape(self, transform: Transform) -> tuple[int, ...]:
+        return self._dataset.shape(transform)
+
+    def read(self, index: int, transform: Transform, rng: np.random.Generator) -> np.ndarray:
+        return self._dataset.read(int(self._indices[index]), transform, rng)
+
+    def read_many(self, indices: np.ndarray, transform: Transform) -> np.ndarray | None:
+        """Many transformed images, where the whole data set can give them in one go."""
+        if not isinstance(self._dataset, ReadsMany):
+            return None
+        return self._dataset.read_many(self._indices[indices], transform)
+
+
+def split(dataset: Dataset, held_out: int, seed: int) -> tuple[Subset, Subset]:
+    """Divide a data set at random into what is left and `held_out` images, each in the data set's
+    order; the same division for the same seed. Each class gives its share of what is held out, to
+    the nearest image, so that a small split has every class."""
+    if not 0 < held_out < len(dataset):
+        raise ValueError(f"{held_out} of {len(dataset)} images")
+    rng = np.random.default_rng((SPLIT_STREAM, seed))
+    shuffled = rng.permutation(len(dataset))
+    # By class, in a random order inside it; every (images / held_out)-th of that row is held out.
+    by_class = shuffled[np.argsort(dataset.labels[shuffled], kind="stable")]
+    places = ((np.arange(held_out) + 0.5) * len(dataset) / held_out).astype(np.int64)
+    is_held_out = np.zeros(len(dataset), dtype=bool)
+    is_held_out[by_class[places]] = True
+    return (
+        Subset(dataset, np.flatnonzero(~is_held_out)),
+        Subset(dataset, np.flatnonzero(is_held_out)),
     )
+
+
+def read_class_map(path: str | Path) -> list[str]:
+    """The names of class folders in the order of a model's classes.
+
+    `path` is one of
+    - a text file with a line for each class, whose first word is the folder's name, such as
+      ImageNet's LOC_synset_mapping.txt;
+    - a JSON file: a list of names, {"name": index}, or {"index": [name, ...]} as
+      imagenet_class_index.json has it;
+    - a folder with a folder for each class, such as the whole data set's `train`: sorted names.
+    UserError if it cannot be read, is none of these, or names a class twice or not at all.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            names = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
+        elif path.suffix == ".json":
+            names = _from_json(json.loads(path.read_bytes()))
+        else:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            names = [line.split()[0] for line in lines if line.strip()]
+    except OSError as error:
+        raise DataError(
+            f"datamodule.class_map={path} cannot be read: {error.strerror or error}"
+        ) from error
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise UserError(
+            f"datamodule.class_map={path}: neither lines that begin with the name of a folder, nor "
+            "a JSON list of names, {name: index} or {index: [name]}, nor a folder of class folders "
+            f"({error})"
+        ) from error
+    twice = sorted({name for name in names if names.count(name) > 1}) if names else []
+    if twice or not names:
+        told = f"{twice[0]} is there more than once" if twice else "it has no class"
+        raise UserError(f"datamodule.class_map={path}: {told}")
+    return names
+
+
+def _from_json(content: Any) -> list[str]:
+    if isinstance(content, list):
+        return [_name(entry) for entry in content]
+    if not isinstance(content, dict):
+        raise TypeError(f"it holds {content!r}")
+    pairs = [
+        (int(value), key) if isinstance(value, int) else (int(key), _name(value))
+        for key, value in content.items()
+    ]
+    numbers = sorted(number for number, _ in pairs)
+    if numbers != list(range(len(pairs))):
+        raise ValueError(f"the indices are not 0 to {len(pairs) - 1}")
+    return [name for _, name in sorted(pairs)]
+
+
+def _name(entry: Any) -> str:
+    name = entry if isinstance(entry, str) else entry[0]
+    if not isinstance(name, str):
+        raise TypeError(f"{name!r} is no name")
+    return name

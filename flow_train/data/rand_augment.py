@@ -45,34 +45,9 @@ def _either_sign(value: float, rng: np.random.Generator) -> float:
     return -value if rng.random() < 0.5 else value
 
 
-def _affine(image: Image.Image, matrix: tuple[float, ...], canvas: Canvas) -> Image.Image:
-    return image.transform(
-        image.size,
-        Image.Transform.AFFINE,
-        matrix,
-        resample=canvas.interpolation,
-        fillcolor=canvas.fill,
-    )
-
-
-def _rotate(image: Image.Image, degrees: float, canvas: Canvas) -> Image.Image:
-    return image.rotate(degrees, resample=canvas.interpolation, fillcolor=canvas.fill)
-
-
-def _shift_x(image: Image.Image, part: float, canvas: Canvas) -> Image.Image:
-    return _affine(image, (1, 0, part * image.width, 0, 1, 0), canvas)
-
-
-def _shift_y(image: Image.Image, part: float, canvas: Canvas) -> Image.Image:
-    return _affine(image, (1, 0, 0, 0, 1, part * image.height), canvas)
-
-
-def _posterize(image: Image.Image, bits: float, canvas: Canvas) -> Image.Image:
-    return ImageOps.posterize(image, int(bits))
-
-
-def _solarize(image: Image.Image, threshold: float, canvas: Canvas) -> Image.Image:
-    return ImageOps.solarize(image, int(threshold))
+def _affine(image: Image.Image, canvas: Canvas, *matrix: float) -> Image.Image:
+    kind, moved = Image.Transform.AFFINE, canvas.interpolation
+    return image.transform(image.size, kind, matrix, resample=moved, fillcolor=canvas.fill)
 
 
 def _solarize_add(image: Image.Image, add: float, canvas: Canvas) -> Image.Image:
@@ -80,28 +55,14 @@ def _solarize_add(image: Image.Image, add: float, canvas: Canvas) -> Image.Image
     return image.point(table * len(image.getbands()))
 
 
-def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Apply:
-    return lambda image, factor, canvas: enhancer(image).enhance(factor)
-
-
-def _posterize_bits(part: float, rng: np.random.Generator) -> float:
-    return int(4 * part)
-
-
-def _solarize_threshold(part: float, rng: np.random.Generator) -> float:
-    return min(256, int(256 * part))
-
-
-def _solarize_add_amount(part: float, rng: np.random.Generator) -> float:
-    return min(128, int(110 * part))
-
-
-def _factor(part: float, rng: np.random.Generator) -> float:
-    return 0.1 + 1.8 * part
-
-
-def _factor_away_from_one(part: float, rng: np.random.Generator) -> float:
-    return max(0.1, 1 + _either_sign(0.9 * part, rng))
+def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance], weight: float) -> Operation:
+    """Color, contrast, ...: the image itself at the factor 1."""
+    return Operation(
+        lambda image, factor, _: enhancer(image).enhance(factor),
+        lambda part, _: 0.1 + 1.8 * part,
+        lambda part, rng: max(0.1, 1 + _either_sign(0.9 * part, rng)),
+        weight,
+    )
 
 
 def _up_to(most: float) -> Strength:
@@ -124,39 +85,49 @@ OPERATIONS: dict[str, Operation] = {
     "AutoContrast": Operation(lambda image, _, __: ImageOps.autocontrast(image), weight=0.025),
     "Equalize": Operation(lambda image, _, __: ImageOps.equalize(image), weight=0.005),
     "Invert": Operation(lambda image, _, __: ImageOps.invert(image)),
-    "Rotate": Operation(_rotate, _up_to(_MAX_ROTATION), weight=0.3),
+    "Rotate": Operation(
+        lambda image, by, to: image.rotate(by, resample=to.interpolation, fillcolor=to.fill),
+        _up_to(_MAX_ROTATION),
+        weight=0.3,
+    ),
     "Posterize": Operation(
-        _posterize, _posterize_bits, lambda part, rng: 4 - _posterize_bits(part, rng)
+        lambda image, bits, _: ImageOps.posterize(image, int(bits)),
+        lambda part, _: int(4 * part),
+        lambda part, _: 4 - int(4 * part),
     ),
     "Solarize": Operation(
-        _solarize,
-        _solarize_threshold,
-        lambda part, rng: 256 - _solarize_threshold(part, rng),
+        lambda image, threshold, _: ImageOps.solarize(image, int(threshold)),
+        lambda part, _: min(256, int(256 * part)),
+        lambda part, _: 256 - min(256, int(256 * part)),
         weight=0.005,
     ),
-    "SolarizeAdd": Operation(_solarize_add, _solarize_add_amount, weight=0.005),
-    "Color": Operation(_enhance(ImageEnhance.Color), _factor, _factor_away_from_one, weight=0.025),
-    "Contrast": Operation(
-        _enhance(ImageEnhance.Contrast), _factor, _factor_away_from_one, weight=0.005
+    "SolarizeAdd": Operation(
+        _solarize_add, lambda part, _: min(128, int(110 * part)), weight=0.005
     ),
-    "Brightness": Operation(
-        _enhance(ImageEnhance.Brightness), _factor, _factor_away_from_one, weight=0.005
-    ),
-    "Sharpness": Operation(
-        _enhance(ImageEnhance.Sharpness), _factor, _factor_away_from_one, weight=0.025
-    ),
+    "Color": _enhance(ImageEnhance.Color, 0.025),
+    "Contrast": _enhance(ImageEnhance.Contrast, 0.005),
+    "Brightness": _enhance(ImageEnhance.Brightness, 0.005),
+    "Sharpness": _enhance(ImageEnhance.Sharpness, 0.025),
     "ShearX": Operation(
-        lambda image, shear, canvas: _affine(image, (1, shear, 0, 0, 1, 0), canvas),
+        lambda image, shear, to: _affine(image, to, 1, shear, 0, 0, 1, 0),
         _up_to(_MAX_SHEAR),
         weight=0.2,
     ),
     "ShearY": Operation(
-        lambda image, shear, canvas: _affine(image, (1, 0, 0, shear, 1, 0), canvas),
+        lambda image, shear, to: _affine(image, to, 1, 0, 0, shear, 1, 0),
         _up_to(_MAX_SHEAR),
         weight=0.2,
     ),
-    "TranslateXRel": Operation(_shift_x, _up_to(_MAX_SHIFT), weight=0.1),
-    "TranslateYRel": Operation(_shift_y, _up_to(_MAX_SHIFT), weight=0.1),
+    "TranslateXRel": Operation(
+        lambda image, part, to: _affine(image, to, 1, 0, part * image.width, 0, 1, 0),
+        _up_to(_MAX_SHIFT),
+        weight=0.1,
+    ),
+    "TranslateYRel": Operation(
+        lambda image, part, to: _affine(image, to, 1, 0, 0, 0, 1, part * image.height),
+        _up_to(_MAX_SHIFT),
+        weight=0.1,
+    ),
 }
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 # Per channel mean and standard deviation (RGB, range 0..1) of the ImageNet training images: what
 # torchvision's published weights were trained with.
@@ -57,8 +58,9 @@ class Normalization:
         return result
 
     def decode(self, image: Image.Image) -> Image.Image:
-        """The whole image, decoded, in RGB or gray; OSError if the file is truncated or damaged."""
-        return to_rgb(image) if self.channels == 3 else to_gray(image)
+        """The whole image, decoded, from gray, palette, CMYK, alpha or 16 bits per channel to RGB,
+        or to gray (ITU-R 601 luma); OSError if the file is truncated or damaged."""
+        return _eight_bits(image).convert("RGB" if self.channels == 3 else "L")
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """The image in this many channels: uint8, (height, width, channels)."""
@@ -71,43 +73,44 @@ class Normalization:
 IMAGENET = Normalization(IMAGENET_MEAN, IMAGENET_STD)
 
 
-class TrainTransform:
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """What follows a random crop: the flip, `augment` of the image, the normalization, which also
+    decides between color and gray, and `erase` on the normalized array, maybe in place."""
+
+    normalization: Normalization = IMAGENET
+    augment: AugmentImage | None = None
+    erase: AugmentArray | None = None
+
+    def finish(self, image: Image.Image, flip: bool, rng: np.random.Generator) -> np.ndarray:
+        if flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.augment is not None:
+            image = self.augment(image, rng)
+        array = self.normalization(self.normalization.pixels(image))
+        return array if self.erase is None else self.erase(array, rng)
+
+
+@dataclass(frozen=True)
+class TrainTransform(_Training):
     """Random resized crop and horizontal flip.
 
     A JPEG much larger than what the crop needs is decoded at 1/2, 1/4 or 1/8 of its size, which
     libjpeg does several times faster; which one depends on the crop alone.
 
-    Args:
+    Attributes:
         image_size: height and width of the result, in pixels.
         scale: least and largest share of the image's area in the crop.
         hflip: probability of the flip.
         ratio: least and largest width / height of the crop.
         interpolation: None for bilinear or bicubic, drawn for each image.
-        normalization: also decides between color and gray.
-        augment: what happens to the image after crop and flip.
-        erase: what happens to the normalized array at last; may change it in place.
     """
 
-    def __init__(
-        self,
-        image_size: int,
-        scale: tuple[float, float] = DEFAULT_SCALE,
-        hflip: float = 0.5,
-        *,
-        ratio: tuple[float, float] = DEFAULT_RATIO,
-        interpolation: Image.Resampling | None = Image.Resampling.BILINEAR,
-        normalization: Normalization = IMAGENET,
-        augment: AugmentImage | None = None,
-        erase: AugmentArray | None = None,
-    ) -> None:
-        self.image_size = image_size
-        self.scale = scale
-        self.hflip = hflip
-        self.ratio = ratio
-        self.interpolation = interpolation
-        self.normalization = normalization
-        self.augment = augment
-        self.erase = erase
+    image_size: int
+    scale: tuple[float, float] = DEFAULT_SCALE
+    hflip: float = 0.5
+    ratio: tuple[float, float] = DEFAULT_RATIO
+    interpolation: Image.Resampling | None = Image.Resampling.BILINEAR
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
         """A float32 array of shape (image_size, image_size, channels)."""
@@ -129,9 +132,28 @@ class TrainTransform:
         right, bottom = left + crop_width, top + crop_height
         box = (left / reduced, top / reduced, right / reduced, bottom / reduced)
         resized = self.normalization.decode(image).resize((size, size), interpolation, box=box)
-        return finish_training(
-            resized, flip, rng, self.normalization, augment=self.augment, erase=self.erase
-        )
+        return self.finish(resized, flip, rng)
+
+
+@dataclass(frozen=True)
+class PadCropTransform(_Training):
+    """Pads with black, crops at random and flips: the usual shifts of small images. An image is
+    shifted by at most `padding` pixels."""
+
+    image_size: int
+    padding: int
+    hflip: float
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
+        """A float32 array of shape (image_size, image_size, channels)."""
+        size = self.image_size
+        image = self.normalization.decode(image)
+        if image.size != (size, size):
+            image = image.resize((size, size), Image.Resampling.BICUBIC)
+        left, top = (int(shift) for shift in rng.integers(2 * self.padding + 1, size=2))
+        flip = rng.random() < self.hflip
+        image = ImageOps.expand(image, self.padding).crop((left, top, left + size, top + size))
+        return self.finish(image, flip, rng)
 
 
 class EvalTransform:
@@ -168,34 +190,16 @@ class EvalTransform:
         return self.normalization(self.normalization.pixels(crop))
 
 
+@dataclass(frozen=True)
 class PlainTransform:
     """Only the normalization, of images that have the right size already: the one transform that
     data sets held in memory apply to many images at once."""
 
-    def __init__(self, normalization: Normalization = IMAGENET) -> None:
-        self.normalization = normalization
+    normalization: Normalization = IMAGENET
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
         """A float32 array of the image's size; `rng` is not used."""
         return self.normalization(self.normalization.pixels(image))
-
-
-def finish_training(
-    image: Image.Image,
-    flip: bool,
-    rng: np.random.Generator,
-    normalization: Normalization,
-    *,
-    augment: AugmentImage | None,
-    erase: AugmentArray | None,
-) -> np.ndarray:
-    """What follows a random crop: flip, augmentation of the image, normalization, erasing."""
-    if flip:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    if augment is not None:
-        image = augment(image, rng)
-    array = normalization(normalization.pixels(image))
-    return array if erase is None else erase(array, rng)
 
 
 def random_crop_box(
@@ -222,22 +226,6 @@ def random_crop_box(
     crop_width = min(width, max(1, round(height * ratio[1])))
     crop_height = min(height, max(1, round(width / ratio[0])))
     return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Decode the whole image and convert it: gray, palette, CMYK, alpha, 16 bits per channel.
-    OSError if the file is truncated or damaged."""
-    return _eight_bits(image).convert("RGB")
-
-
-def to_gray(image: Image.Image) -> Image.Image:
-    """As `to_rgb`, to one channel (ITU-R 601 luma)."""
-    return _eight_bits(image).convert("L")
-
-
-def normalize(pixels: np.ndarray) -> np.ndarray:
-    """`(pixels / 255 - IMAGENET_MEAN) / IMAGENET_STD`: uint8 (height, width, 3) to float32."""
-    return IMAGENET(pixels)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -66,78 +66,6 @@ class JsonLines:
         self._file.close()
 
 
-class MetricLog:
-    """Writes metrics to OUTPUT_DIR/metrics.jsonl, and to OUTPUT_DIR/tensorboard if it is installed;
-    nothing unless `enabled`, which only the main process is.
-
-    Each line of the file is one object, {"step", "split", "time", "values"}: `time` in seconds
-    since 1970 and `values` by name, where a value that is not finite is null (JSON has no NaN).
-    """
-
-    def __init__(self, output_dir: Path | str, enabled: bool = True) -> None:
-        self.path = Path(output_dir) / JSONL_NAME
-        self._tensorboard: TensorBoardLog | None = None
-        self._file: JsonLines | None = None
-        # Evaluations from before the run was resumed, at the step where it goes on.
-        self._earlier: set[tuple[int, str]] = set()
-        if not enabled:
-            return
-        self._file = JsonLines(self.path)
-        try:
-            self._tensorboard = TensorBoardLog(self.path.parent / "tensorboard")
-        except ImportError as error:
-            logger.info("no TensorBoard log (%s); metrics are in %s", error, self.path)
-
-    def log(
-        self, step: int, values: Mapping[str, float | Sequence[float]], *, split: str = "train"
-    ) -> None:
-        """Write values by name, such as {"loss": 2.3, "acc1": 41.0}, after so many optimizer steps;
-        sequences of numbers, such as the loss of each step, go to the file only."""
-        if self._file is None:
-            return
-        if (step, split) in self._earlier:
-            # Evaluated once more: it was killed before a checkpoint said that this was done.
-            self._earlier.remove((step, split))
-            lines = read_metrics(self.path)
-            self._file.keep([x for x in lines if (x["step"], x["split"]) != (step, split)])
-        series = {name: list(v) for name, v in values.items() if isinstance(v, Sequence)}
-        numbers = {name: float(v) for name, v in values.items() if not isinstance(v, Sequence)}
-        line = {
-            "step": step,
-            "split": split,
-            "time": round(time.time(), 3),
-            "values": {
-                **{name: finite_or_none(number) for name, number in numbers.items()},
-                **{name: [finite_or_none(n) for n in many] for name, many in series.items()},
-            },
-        }
-        self._file.add(line)
-        if self._tensorboard is not None:
-            self._tensorboard.write(step, {f"{split}/{name}": v for name, v in numbers.items()})
-
-    def truncate(self, step: int) -> None:
-        """Forget what was logged after `step`: the run resumes from there."""
-        if self._file is None:
-            return
-        lines = [line for line in read_metrics(self.path) if line["step"] <= step]
-        self._file.keep(lines)
-        self._earlier = {
-            (step, line["split"])
-            for line in lines
-            if line["step"] == step and line["split"] != "train"
-        }
-        if self._tensorboard is not None:
-            self._tensorboard.forget_after(step)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
-
-
 def finite_or_none(number: float) -> float | None:
     return float(number) if math.isfinite(number) else None
 
@@ -171,7 +99,23 @@ def metric_series(
     return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
 
 
-class TensorBoardLog:
+class Logger:
+    """A further place for metrics, on the main process."""
+
+    def log(self, step: int, values: Mapping[str, float], split: str) -> None:
+        """One set of values, by name, after `step` optimizer steps."""
+
+    def hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """What is known before training."""
+
+    def truncate(self, step: int) -> None:
+        """Forget what was logged after `step`: the run resumes from there."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+class TensorBoardLog(Logger):
     """Event files through the writer of the `tensorboard` package; needs no tensorflow. ImportError
     if the package is not installed."""
 
@@ -183,12 +127,12 @@ class TensorBoardLog:
         self._summary_pb2 = summary_pb2
         self._writer = EventFileWriter(str(directory))
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        pb2 = self._summary_pb2
-        scalars = [pb2.Summary.Value(tag=name, simple_value=v) for name, v in values.items()]
-        self._add(step, summary=pb2.Summary(value=scalars))
+    def log(self, step: int, values: Mapping[str, float], split: str) -> None:
+        value = self._summary_pb2.Summary.Value
+        scalars = [value(tag=f"{split}/{name}", simple_value=v) for name, v in values.items()]
+        self._add(step, summary=self._summary_pb2.Summary(value=scalars))
 
-    def forget_after(self, step: int) -> None:
+    def truncate(self, step: int) -> None:
         """A session start makes TensorBoard drop what earlier files hold from that step on."""
         start = self._event_pb2.SessionLog(status=self._event_pb2.SessionLog.START)
         self._add(step + 1, session_log=start)
@@ -260,22 +204,6 @@ def _to_host(scalars: list[flow.Tensor], reduce: bool) -> list[float]:
 def _as_local_scalar(tensor: flow.Tensor) -> flow.Tensor:
     """A float32 tensor of shape () on this process, without its autograd history."""
     return agree.whole(tensor, to=None).reshape(()).to(flow.float32)
-
-
-class Logger:
-    """A further place for metrics, on the main process."""
-
-    def log(self, step: int, values: Mapping[str, float], split: str) -> None:
-        """One set of values, by name, after `step` optimizer steps."""
-
-    def hyperparameters(self, values: Mapping[str, Any]) -> None:
-        """What is known before training."""
-
-    def truncate(self, step: int) -> None:
-        """Forget what was logged after `step`: the run resumes from there."""
-
-    def close(self) -> None:
-        """The run is over."""
 
 
 CSV_NAME = "metrics.csv"
@@ -379,39 +307,70 @@ def _is_installed(package: str) -> bool:
 
 
 class RunLog:
-    """All loggers of a run in one. `options` are the configuration's group `logger`, `more` make
-    others; `enabled` is False on all processes but the main one, and in trial runs. Errors are
-    those of `require_loggers`."""
+    """All metrics of a run: OUTPUT_DIR/metrics.jsonl, OUTPUT_DIR/tensorboard if that is installed,
+    and further loggers. `options` are the configuration's group `logger`, `more` make others;
+    `enabled` is False on all processes but the main one, and in trial runs: nothing is written
+    then. Errors are those of `require_loggers`.
+
+    Each line of the file is one object, {"step", "split", "time", "values"}: `time` in seconds
+    since 1970 and `values` by name, where a value that is not finite is null (JSON has no NaN).
+    """
 
     def __init__(
         self,
-        run_dir: Path,
-        options: Mapping[str, Any],
+        output_dir: Path | str,
+        options: Mapping[str, Any] | None = None,
         *,
-        run_name: str,
-        config: Mapping[str, Any],
-        enabled: bool,
+        run_name: str = "",
+        config: Mapping[str, Any] | None = None,
+        enabled: bool = True,
         more: Sequence[Callable[[], Logger]] = (),
     ) -> None:
+        options, folder = options or {}, Path(output_dir)
         require_loggers(options)
-        self._metrics = MetricLog(run_dir, enabled=enabled)
+        self.path = folder / JSONL_NAME
+        self._file: JsonLines | None = None
         self._others: list[Logger] = []
-        self._enabled = enabled
+        # Evaluations from before the run was resumed, at the step where it goes on.
+        self._earlier: set[tuple[int, str]] = set()
         if not enabled:
             return
+        self._file = JsonLines(self.path)
+        try:
+            self._others.append(TensorBoardLog(folder / "tensorboard"))
+        except ImportError as error:
+            logger.info("no TensorBoard log (%s); metrics are in %s", error, self.path)
         if options.get("csv") is not None:
-            self._others.append(CsvTable(run_dir))
+            self._others.append(CsvTable(folder))
         if options.get("wandb") is not None:
-            self._others.append(WandbRun(run_dir, run_name, config, options["wandb"]))
+            self._others.append(WandbRun(folder, run_name, config or {}, options["wandb"]))
         self._others += [make() for make in more]
 
     def log(
         self, step: int, values: Mapping[str, float | Sequence[float]], *, split: str = "train"
     ) -> None:
-        """Write values by name after so many optimizer steps; `split` is "train", "val", "test" or
-        another heading."""
-        self._metrics.log(step, values, split=split)
-        numbers = {k: float(v) for k, v in values.items() if not isinstance(v, Sequence)}
+        """Write values by name, such as {"loss": 2.3, "acc1": 41.0}, after so many optimizer steps;
+        `split` is "train", "val", "test" or another heading. Sequences of numbers, such as the loss
+        of each step, go to the file only."""
+        if self._file is None:
+            return
+        if (step, split) in self._earlier:
+            # Evaluated once more: it was killed before a checkpoint said that this was done.
+            self._earlier.remove((step, split))
+            lines = read_metrics(self.path)
+            self._file.keep([x for x in lines if (x["step"], x["split"]) != (step, split)])
+        series = {name: list(v) for name, v in values.items() if isinstance(v, Sequence)}
+        numbers = {name: float(v) for name, v in values.items() if not isinstance(v, Sequence)}
+        line = {
+            "step": step,
+            "split": split,
+            "time": round(time.time(), 3),
+            "values": {
+                **{name: finite_or_none(number) for name, number in numbers.items()},
+                **{name: [finite_or_none(n) for n in many] for name, many in series.items()},
+            },
+        }
+        self._file.add(line)
         for other in self._others:
             other.log(step, numbers, split)
 
@@ -422,18 +381,28 @@ class RunLog:
 
     def has(self, step: int, split: str) -> bool:
         """Whether something was logged under a heading at a step; the same on every process."""
-        lines = read_metrics(self._metrics.path) if self._enabled else []
+        lines = [] if self._file is None else read_metrics(self.path)
         found = any(line["split"] == split and line["step"] == step for line in lines)
         return agree.on_rank_0(lambda: found)
 
     def truncate(self, step: int) -> None:
         """Forget what was logged after `step`: the run resumes from there."""
-        self._metrics.truncate(step)
+        if self._file is None:
+            return
+        lines = [line for line in read_metrics(self.path) if line["step"] <= step]
+        self._file.keep(lines)
+        self._earlier = {
+            (step, line["split"])
+            for line in lines
+            if line["step"] == step and line["split"] != "train"
+        }
         for other in self._others:
             other.truncate(step)
 
     def close(self) -> None:
-        self._metrics.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         for other in self._others:
             other.close()
         self._others = []

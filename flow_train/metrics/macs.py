@@ -20,6 +20,7 @@ import oneflow as flow
 from oneflow import nn
 
 from flow_train.checkpoint.shards import Layout
+from flow_train.cli import text_table
 
 Shape = tuple[int, ...]
 # From the shapes of a module's first input and its output to the multiply-accumulates of a call.
@@ -169,7 +170,4 @@ def macs_table(modules: Sequence[ModuleMacs], parameters: int) -> str:
         cells.append((name, kind, str(times), shape, f"{numbers:,}", f"{cost / 1e6:,.2f}"))
     cells.append(("other", "", "", "", f"{parameters - counted:,}", ""))
     cells.append(("all", "", "", "", f"{parameters:,}", f"{macs / 1e6:,.2f}"))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    # Text to the left, numbers to the right.
-    form = "  ".join(f"{{:{side}{n}}}" for side, n in zip("<<><>>", widths, strict=True))
-    return "\n".join(form.format(*row).rstrip() for row in cells)
+    return text_table(cells, "<<><>>")

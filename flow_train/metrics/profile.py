@@ -21,11 +21,10 @@ import functools
 import json
 import logging
 import os
-import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ from oneflow_accel.errors import UserError
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.cli import text_table
 from flow_train.files import replace_file
 from flow_train.hooks import Hook, Run
 
@@ -88,7 +88,8 @@ class Profiler:
         self._tells_modules = modules
         self._kinds = {name: type(module).__name__ for name, module in model.named_modules()}
         self._hook_key = object()
-        self._open: list[str] = []
+        # The modules that run, and their places in `_forwards`.
+        self._open: list[tuple[str, int]] = []
         # What produced the tensors of a step, by id; the tensors are kept, so that no id comes
         # twice.
         self._produced: dict[int, flow.Tensor] = {}
@@ -146,23 +147,21 @@ class Profiler:
         self._borders.append(Border(now, owner, phase))
         return now
 
+    def _around(self) -> str:
+        return self._open[-1][0] if self._open else OUTSIDE
+
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         # Inputs that no module has produced come from the code of the one around this.
-        self._note(args, self._open[-1] if self._open else OUTSIDE)
-        self._open.append(name)
+        self._note(args, self._around())
+        self._open.append((name, len(self._forwards)))
         now = self._border(name, FORWARD)
         self._forwards.append(Span(name, now, now))
 
     def _leave(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._open.pop()
-        now = self._border(self._open[-1] if self._open else OUTSIDE, FORWARD)
-        place = next(i for i in reversed(range(len(self._forwards))) if self._is_open(i, name))
+        _, place = self._open.pop()
+        now = self._border(self._around(), FORWARD)
         self._forwards[place] = self._forwards[place]._replace(stop=now)
         self._note(output if isinstance(output, tuple | list) else (output,), name)
-
-    def _is_open(self, place: int, name: str) -> bool:
-        span = self._forwards[place]
-        return span.name == name and span.stop == span.start
 
     def _note(self, tensors: Iterable[Any], owner: str) -> None:
         """When the gradient of a tensor is there, the backward pass of what produced it begins."""
@@ -199,15 +198,12 @@ class Profiler:
             for name, (calls, seconds) in _longest(found, lambda item: item[1], most)
         ]
         busy = sum(seconds for _, seconds in found.values())
-        rest = (
-            "(no operator: Python, data)",
-            "",
-            *_times(self.seconds - busy, steps, self.seconds),
-        )
+        times = _times(self.seconds - busy, steps, self.seconds)
+        rest = ("(no operator: Python, data)", "", *times)
         # What OneFlow tells of a device that has its own memory is how long a call took.
         on_host = self._backend.supports("host_memory")
         name = "operator" if on_host else "operator (its launch)"
-        return _table([(name, "calls", "ms", "%"), *rows, rest])
+        return text_table([(name, "calls", "ms", "%"), *rows, rest], "<>>>")
 
     def module_table(self, steps: int, most: int = 20) -> str:
         found = self.by_module()
@@ -222,7 +218,8 @@ class Profiler:
             )
             for name, phases in _longest(found, lambda item: sum(item.values()), most)
         ]
-        return _table([("module", "class", "forward ms", "backward ms", "%"), *rows])
+        heads = ("module", "class", "forward ms", "backward ms", "%")
+        return text_table([heads, *rows], "<<>>>")
 
     def write_trace(self, path: Path) -> None:
         """A file for Perfetto (ui.perfetto.dev) or chrome://tracing, in Chrome's trace format."""
@@ -301,19 +298,6 @@ def _longest(found: dict[str, Any], seconds: Any, most: int) -> list[tuple[str, 
 
 def _times(seconds: float, steps: int, total: float) -> tuple[str, str]:
     return f"{1e3 * seconds / steps:.2f}", f"{100 * seconds / total:.1f}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    left = [not re.fullmatch(r"-?[\d.]+", column[1]) for column in columns]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if is_left else cell.rjust(width)
-            for cell, width, is_left in zip(row, widths, left, strict=True)
-        ).rstrip()
-        for row in rows
-    )
 
 
 @functools.cache

@@ -23,8 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from flow_train.config.compose import config_keys, parse_override
 from flow_train.config.keys import Above0, Amount, Below1, Count, Fraction, Positive, Seed
-from flow_train.config.overrides import config_keys, parse_override
 from flow_train.config.schema import Text, Wanted, phrase, shown
 from libai_projects.models.gpt2.options import FUSIONS
 

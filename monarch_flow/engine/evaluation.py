@@ -28,6 +28,7 @@ from flow_train.data.real_labels import RealLabels, read_real_labels
 from flow_train.files import replace_file, writing
 from flow_train.loop import Trainer, val_batches
 from flow_train.metrics.console import evaluation_lines
+from flow_train.metrics.macs import count_parameters
 from flow_train.optim import EMA, build_loss
 from flow_train.options import read_trainer_options, section
 from flow_train.sharding import sharding_options
@@ -54,7 +55,7 @@ def test(
     trainer.limit_val_batches is 0. Raises UserError where the checkpoint or the data cannot be
     read.
     """
-    loader = data.test_loader()
+    loader = data.test_loader
     if val_batches(trainer.options) == 0:
         return {}
     # Process 0 has written it, or all of them their shards.
@@ -92,29 +93,28 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     images are the same). Accuracy is in percent. Raises UserError where something cannot be read or
     written or does not fit, and where the loss is not finite.
     """
-    options = section(cfg, "eval")
-    wanted = [split for split in ("val", "test") if options.get(f"run_{split}", True)]
+    options = cfg.eval
+    wanted = [split for split in ("val", "test") if options[f"run_{split}"]]
     if not wanted:
         raise UserError("nothing to evaluate: set eval.run_val or eval.run_test to true")
-    path = options.get("results_file")
+    path = options.results_file
     if path:
         # The main process writes it.
         on_rank_0(lambda: _require_writable(Path(path)))
-    data = everywhere(lambda: build_data(cfg, int(cfg.get("seed") or 0), training=False))
+    data = everywhere(lambda: build_data(cfg, cfg.seed or 0, training=False))
     require_same(data.contents())
     try:
-        real_labels = on_rank_0(lambda: _real_labels(options.get("real_labels"), data, wanted))
+        real_labels = on_rank_0(lambda: _real_labels(options.real_labels, data, wanted))
         name, model = build_model(cfg, data)
-        use_ema = bool(options.get("use_ema", True))
-        load_for_evaluation(model, options["ckpt"], name, use_ema=use_ema)
+        load_for_evaluation(model, options.ckpt, name, use_ema=options.use_ema)
         results = _described(cfg, name, model)
         model = model.to(backend.device()).eval()
-        criterion = build_loss(section(cfg, "train").get("loss_fn_val"), reduction="sum")
+        criterion = build_loss(cfg.train.loss_fn_val, reduction="sum")
         trainer_options = read_trainer_options(cfg)
         metrics: dict[str, float] = {}
         accuracies: list[Evaluation] = []
         for split in wanted:
-            loader = data.val_loader() if split == "val" else data.test_loader()
+            loader = data.val_loader if split == "val" else data.test_loader
             begin = time.perf_counter()
             limit = val_batches(trainer_options)
             task = ImageTask(validation=criterion, real_labels=real_labels.get(split))
@@ -122,7 +122,7 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
                 accuracy = task.evaluate(model, loader, backend, max_batches=limit, watch=watch)
             logger.info("%s %s", _heading(split, data), accuracy)
             if distributed.is_main():
-                _suspect(accuracy, data.num_classes, use_ema=use_ema)
+                _suspect(accuracy, data.num_classes, use_ema=options.use_ema)
             results[split] = _figures(accuracy, time.perf_counter() - begin)
             accuracies.append(accuracy)
             metrics |= task.named(accuracy.as_logged(), split)
@@ -138,7 +138,7 @@ def evaluate_checkpoint(cfg: DictConfig, backend: Backend) -> dict[str, float]:
 
 
 def _is_validation(data: ImageDataModule) -> bool:
-    return data.test_loader().dataset is data.val_loader().dataset
+    return data.test_loader.dataset is data.val_loader.dataset
 
 
 def _heading(split: str, data: ImageDataModule) -> str:
@@ -194,7 +194,7 @@ def _real_labels(
     UserError where they cannot be read or are those of other images."""
     if not path:
         return {}
-    dataset = data.val_loader().dataset
+    dataset = data.val_loader.dataset
     splits = [s for s in wanted if s == "val" or _is_validation(data)]
     if not splits:
         raise UserError(
@@ -233,20 +233,20 @@ def _require_writable(path: Path) -> None:
 
 def _described(cfg: DictConfig, name: str, model: nn.Module) -> dict[str, Any]:
     """What was evaluated, for the file of results."""
-    data, options = section(cfg, "datamodule"), section(cfg, "eval")
-    transforms = data.get("val_transforms") or {}
-    parameters = list(model.parameters())
+    data, options = cfg.datamodule, cfg.eval
+    transforms = section(data, "val_transforms")
+    parameters = count_parameters(model)
     return {
         "model": name,
-        "parameters": sum(p.numel() for p in parameters),
-        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
-        "checkpoint": options.get("ckpt"),
-        "use_ema": options.get("use_ema", True),
-        "data_dir": data.get("data_dir"),
-        "image_size": data.get("image_size"),
+        "parameters": parameters.total,
+        "trainable_parameters": parameters.trainable,
+        "checkpoint": options.ckpt,
+        "use_ema": options.use_ema,
+        "data_dir": data.data_dir,
+        "image_size": data.image_size,
         "crop_pct": transforms.get("crop_pct"),
         "interpolation": transforms.get("interpolation"),
-        "real_labels": options.get("real_labels"),
+        "real_labels": options.real_labels,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,16 +15,11 @@ from oneflow_accel.agree import everywhere, on_rank_0, plain_values, require_sam
 from oneflow_accel.backends import Backend
 from oneflow_accel.errors import UserError
 
-import oneflow as flow
 from omegaconf import DictConfig
 from oneflow import nn
 
-from flow_train.checkpoint.folders import (
-    AUTO_RESUME,
-    Checkpoint,
-)
+from flow_train.checkpoint.folders import AUTO_RESUME, Checkpoint
 from flow_train.config.files import save_config
-from flow_train.config.schema import read
 from flow_train.data.datamodule import ImageDataModule
 from flow_train.hooks import Hook, ModelCheckpoint, build_hooks
 from flow_train.loop import Data, Identity
@@ -36,7 +31,6 @@ from flow_train.rng import seed_all, settled_seed
 from flow_train.session import Recipe, Session
 from flow_train.sharding import sharding_options
 from flow_train.task import ImageTask
-from monarch_flow.config import SparseToDense as SwitchKeys
 from monarch_flow.engine.build import build_data, build_model
 from monarch_flow.engine.evaluation import evaluate_checkpoint, test
 from monarch_flow.engine.other_run import OtherRun, read_other_run
@@ -66,24 +60,25 @@ def run(cfg: DictConfig) -> dict[str, float]:
         UserError: anything the user can mend.
         SystemExit: the process was told to end (SIGTERM, Ctrl-C) and has written a checkpoint.
     """
-    asked = cfg.get("trainer", {}).get("accelerator")
+    asked = cfg.trainer.accelerator
     backend = everywhere(lambda: oneflow_accel.select_device(asked))
     with watchdog.guard():
         if not distributed.is_main():
             logger.setLevel(logging.WARNING)
         require_same({**plain_values(as_plain(cfg), _OF_A_MACHINE), "device": backend.name})
-        if section(cfg, "eval").get("ckpt") is not None:
-            seed_all(settled_seed(cfg.get("seed"), option="seed="), backend)
+        if cfg.eval.ckpt is not None:
+            seed_all(settled_seed(cfg.seed, option="seed="), backend)
             return evaluate_checkpoint(cfg, backend)
-        return _train(cfg, backend)
+        metrics = _train(cfg, backend)
+        if distributed.is_main():
+            logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        return metrics
 
 
 def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
-    run_dir = Path(cfg.run_dir)
     _settle_precision(cfg, backend)
-    options = read_trainer_options(cfg)
-    profiled = section(cfg, "trainer").get("profile")
-    profile = None if profiled is None else ProfileSteps(int(profiled), run_dir)
+    options, run_dir = read_trainer_options(cfg), Path(cfg.run_dir)
+    profile = None if cfg.trainer.profile is None else ProfileSteps(cfg.trainer.profile, run_dir)
     if profile is not None:
         options = dataclasses.replace(options, max_steps=profile.all_steps, limit_val=0)
     everywhere(lambda: require_loggers(section(cfg, "logger")))
@@ -92,37 +87,41 @@ def _train(cfg: DictConfig, backend: Backend) -> dict[str, float]:
     if not keeps:
         what = "profile (trainer.profile)" if profile else "trial (trainer.fast_dev_run)"
         _require_no_resume(cfg, what)
-    other = on_rank_0(lambda: read_other_run(cfg.get("resume")))
-    with _session(cfg, backend, options, other, keeps=keeps) as run:
-        data = everywhere(lambda: build_data(cfg, run.seed))
-        with contextlib.closing(data):
-            require_same(data.contents())
-            name, model = build_model(cfg, data)
-            hooks = _hooks(cfg, options, model, profile)
-            if other is not None:
-                about = {"seed": run.seed, "images": int(cfg.train.global_batch_size)}
-                run.resumed = other.checkpoint(model, name, data.num_classes, **about)
-            _load_weights(cfg, model, name, data.num_classes, run.resumed, SWITCH in hooks)
-            run.claim()
-            if keeps and distributed.is_main():
-                save_config(cfg, run_dir)
-            is_tested = cfg.get("test_after_training", True) and keeps and options.limit_val != 0
-            trainer = run.fit(
-                model.to(backend.device()),
-                _task(cfg, data),
-                Data(data.train_loader(), data.val_loader()),
-                Recipe(partial(_optimizer, cfg), _schedule(cfg), options, hooks),
-                test_follows=is_tested and not run.log.has(run.first_step, "test"),
-            )
-            metrics = dict(trainer.metrics)
-            keeper = hooks.get("model_checkpoint")
-            if isinstance(keeper, ModelCheckpoint) and keeper.best_value is not None:
-                metrics[f"best/{keeper.monitor}"] = keeper.best_value
-            if is_tested and not run.log.has(trainer.position.step, "test"):
-                metrics |= test(trainer, data, run_dir, cfg)
-    if distributed.is_main():
-        logger.info("%s", ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    return metrics
+    other = on_rank_0(lambda: read_other_run(cfg.resume))
+    with (
+        _session(cfg, backend, options, other, keeps=keeps) as run,
+        contextlib.closing(everywhere(lambda: build_data(cfg, run.seed))) as data,
+    ):
+        require_same(data.contents())
+        name, model = build_model(cfg, data)
+        hooks = _hooks(cfg, options, model, profile)
+        if other is not None:
+            about = {"seed": run.seed, "images": cfg.train.global_batch_size}
+            run.resumed = other.checkpoint(model, name, data.num_classes, **about)
+        _load_weights(cfg, model, name, data.num_classes, run.resumed, SWITCH in hooks)
+        run.claim()
+        if keeps and distributed.is_main():
+            save_config(cfg, run_dir)
+        is_tested = cfg.test_after_training and keeps and options.limit_val != 0
+        trainer = run.fit(
+            model.to(backend.device()),
+            _task(cfg, data),
+            Data(data.train_loader, data.val_loader),
+            _recipe(cfg, options, hooks),
+            test_follows=is_tested and not run.log.has(run.first_step, "test"),
+        )
+        metrics = trainer.metrics | _best(hooks)
+        if is_tested and not run.log.has(trainer.position.step, "test"):
+            metrics |= test(trainer, data, run_dir, cfg)
+        return metrics
+
+
+def _best(hooks: Mapping[str, Hook]) -> dict[str, float]:
+    """The best value of the metric that ModelCheckpoint watched, if there was one."""
+    keeper = hooks.get("model_checkpoint")
+    if not isinstance(keeper, ModelCheckpoint) or keeper.best_value is None:
+        return {}
+    return {f"best/{keeper.monitor}": keeper.best_value}
 
 
 def _session(
@@ -133,11 +132,11 @@ def _session(
     *,
     keeps: bool,
 ) -> Session:
-    asked = cfg.get("seed")
+    asked = cfg.seed
     return Session(
         Path(cfg.run_dir),
-        Identity(cfg.model.name, as_plain(cfg), phase_of, run=str(cfg.get("name"))),
-        cfg.get("resume") if keeps and other is None else None,
+        Identity(cfg.model.name, as_plain(cfg), phase_of, run=cfg.name),
+        cfg.resume if keeps and other is None else None,
         backend=backend,
         seed=other.seed if asked is None and other is not None else asked,
         resume_option="resume=auto" if keeps else None,
@@ -145,36 +144,30 @@ def _session(
         by_all=options.fsdp is not None,
         keep_last=_KEEP_LAST,
         loggers=section(cfg, "logger"),
-        accepts=lambda checkpoint: require_run(checkpoint, str(cfg.get("resume"))),
+        accepts=lambda checkpoint: require_run(checkpoint, str(cfg.resume)),
         mesh=sharding_options(options.fsdp)["mesh"] if options.fsdp else None,
     )
 
 
 def _task(cfg: DictConfig, data: ImageDataModule) -> ImageTask:
-    losses = section(cfg, "train")
     return ImageTask(
-        build_loss(losses.get("loss_fn")),
+        build_loss(cfg.train.loss_fn),
         data.image_shape,
-        validation=build_loss(losses.get("loss_fn_val"), reduction="sum"),
+        validation=build_loss(cfg.train.loss_fn_val, reduction="sum"),
         num_classes=data.num_classes,
     )
 
 
-def _optimizer(cfg: DictConfig, model: nn.Module) -> flow.optim.Optimizer:
-    given = {key: value for key, value in section(cfg, "optimizer").items() if value is not None}
-    return build_optimizer(model, given, section(cfg, "optimizer_param_grouping"))
-
-
-def _schedule(cfg: DictConfig) -> Callable[[float], float]:
-    scheduler = None if cfg.get("scheduler") is None else section(cfg, "scheduler")
-    return build_schedule(scheduler, float(cfg.optimizer.lr))
+def _recipe(cfg: DictConfig, options: TrainerOptions, hooks: Mapping[str, Hook]) -> Recipe:
+    groups = {"config": cfg.optimizer, "grouping": cfg.optimizer_param_grouping}
+    schedule = build_schedule(cfg.scheduler, cfg.optimizer.lr)
+    return Recipe(partial(build_optimizer, **groups), schedule, options, hooks)
 
 
 def _hooks(
     cfg: DictConfig, options: TrainerOptions, model: nn.Module, profile: ProfileSteps | None
 ) -> dict[str, Hook]:
-    asked = section(cfg, "train").get("sparse_to_dense")
-    share = read(SwitchKeys, asked, "train.sparse_to_dense").fraction
+    share = cfg.train.sparse_to_dense.fraction
     hooks = build_hooks(section(cfg, "callbacks"))
     if profile is not None:
         # Of the layers that the run begins with.
@@ -196,7 +189,7 @@ def _hooks(
 
 
 def _require_no_resume(cfg: DictConfig, what: str) -> None:
-    asked = cfg.get("resume")
+    asked = cfg.resume
     if asked == AUTO_RESUME:
         logger.info("resume=auto: a %s begins afresh, and writes no checkpoint", what)
     elif asked is not None:
@@ -214,23 +207,16 @@ def _load_weights(
     resumed: Checkpoint | None,
     switches: bool,
 ) -> None:
-    source = section(cfg, "train").get("init_from") or {}
     if resumed is not None:
         load_model(model, resumed, name, num_classes, switches=switches)
-    elif source.get("path") is not None:
-        initialize(
-            model,
-            source["path"],
-            project=bool(source.get("project")),
-            use_ema=bool(source.get("use_ema", True)),
-            reset_head=bool(source.get("reset_head")),
-        )
+    elif cfg.train.init_from.path is not None:
+        initialize(model, **cfg.train.init_from)
 
 
 def _settle_precision(cfg: DictConfig, backend: Backend) -> None:
     """Train in float32, and say so, where the device lacks the mixed precision that the published
     recipes ask for."""
-    asked = cfg.trainer.get("precision")
+    asked = cfg.trainer.precision
     support = backend.supports("amp")
     if asked in (16, "16", "float16") and not support:
         if distributed.is_main():

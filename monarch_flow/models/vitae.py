@@ -9,6 +9,7 @@ after it, in float32 or bfloat16.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from oneflow_accel.backends import current_backend
 from oneflow_accel.errors import UserError
@@ -19,10 +20,11 @@ from oneflow_accel.kernels.transformer import SiLU
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import LinearLike, MlpLike, build_mlp
+from monarch_flow.layers import LinearLike, MlpLike
 from monarch_flow.layers.config import check_positive
-from monarch_flow.models.attention import Attention, TokenPerformer
+from monarch_flow.models.attention import TokenPerformer
 from monarch_flow.models.blocks import (
+    Block,
     Classifier,
     Grid,
     PatchEmbed,
@@ -134,7 +136,7 @@ class CellBranch(nn.Sequential):
 
 
 @bfloat16_container
-class NormalCell(nn.Module):
+class NormalCell(Block):
     """x + attention(norm1(x)) + PCM(x), then x + mlp(norm2(x)): (N, tokens, dim) to the same.
 
     The PCM, convolutions on the map of the tokens, sees the cell's input as it is. In training each
@@ -145,7 +147,7 @@ class NormalCell(nn.Module):
         mlp_ratio: hidden width of MLP and PCM over `dim`.
         shallow: whether the PCM has only two convolutions, see `CellBranch`.
         class_token: whether the first token is outside the map; the PCM does not see it.
-        drop: dropout inside the MLP and after MLP and attention.
+        options: of `Block`.
 
     Raises:
         UserError: heads or groups do not divide the width, or a config is wrong.
@@ -160,28 +162,16 @@ class NormalCell(nn.Module):
         *,
         shallow: bool = False,
         class_token: bool = False,
-        drop: float,
-        attn_drop: float,
         drop_path_rate: float,
-        mlp_cfg: MlpLike,
-        attnlinear_cfg: LinearLike,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        hidden = int(dim * mlp_ratio)
+        options |= {"qkv_bias": True, "norm_eps": NORM_EPS, "drop_path_rate": drop_path_rate}
+        super().__init__(dim, num_heads, mlp_ratio, **options)
         self.class_token = class_token
-        self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.attn = Attention(
-            dim, num_heads, attn_drop=attn_drop, proj_drop=drop, attnlinear_cfg=attnlinear_cfg
-        )
-        # These are separate modules, though without parameters, as each call draws anew.
         self.drop_path_local = drop_path(drop_path_rate)
-        self.drop_path1 = drop_path(drop_path_rate)
-        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.mlp = build_mlp(mlp_cfg, dim, hidden, drop=drop)
-        self.drop_path2 = drop_path(drop_path_rate)
-        self.PCM = CellBranch(dim, hidden, conv_groups, shallow=shallow)
+        self.PCM = CellBranch(dim, int(dim * mlp_ratio), conv_groups, shallow=shallow)
 
-    def forward(self, x: flow.Tensor, grid: Grid) -> flow.Tensor:
+    def forward(self, x: flow.Tensor, grid: Grid) -> flow.Tensor:  # type: ignore[override]
         """x (N, tokens, dim) to the same; `grid` is (rows, columns) of the tokens' map."""
         on_map = x[:, 1:] if self.class_token else x
         local = self.drop_path_local(map_to_tokens(self.PCM(tokens_to_map(on_map, grid))))

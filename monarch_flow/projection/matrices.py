@@ -20,6 +20,8 @@ takes them out and densifying puts them back, both exactly and in any dtype.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from oneflow_accel.errors import UserError
 
 import numpy as np
@@ -196,21 +198,6 @@ def project_to_blockdiag(weight: np.ndarray, nblocks: int, *, shuffle: bool = Fa
     return np.ascontiguousarray(grid[index, :, index])
 
 
-def blockdiag_to_dense(
-    blocks: np.ndarray, out_features: int, in_features: int, *, shuffle: bool = False
-) -> np.ndarray:
-    """The inverse: (out_features, in_features) with the blocks (nblocks, o, i) in it; ValueError
-    where they are too small."""
-    nblocks, rows, columns = blocks.shape
-    grid = np.zeros((nblocks, rows, nblocks, columns), blocks.dtype)
-    index = np.arange(nblocks)
-    grid[index, :, index] = blocks
-    full = grid.reshape(nblocks * rows, nblocks * columns)
-    if shuffle:
-        full = full.reshape(-1, columns, nblocks).swapaxes(1, 2).reshape(full.shape)
-    return _cropped(full, out_features, in_features)
-
-
 def project_to_block_sparse(weight: np.ndarray, layout: np.ndarray, block: int) -> np.ndarray:
     """The blocks of a matrix (m, n) that a layout (m' / block, n' / block) keeps. Returns (kept
     blocks, block, block), in the row-major order of the layout."""
@@ -220,19 +207,23 @@ def project_to_block_sparse(weight: np.ndarray, layout: np.ndarray, block: int) 
     return np.ascontiguousarray(grid[rows, :, columns])
 
 
-def block_sparse_to_dense(
-    blocks: np.ndarray, layout: np.ndarray, out_features: int, in_features: int
+def entries_to_dense(
+    take: Callable[[np.ndarray], np.ndarray],
+    values: np.ndarray,
+    out_features: int,
+    in_features: int,
 ) -> np.ndarray:
-    """The inverse: (out_features, in_features), zero outside of the layout; ValueError where
-    blocks, layout and sizes do not fit."""
-    rows, columns = np.nonzero(layout)
-    count, block, _ = blocks.shape
-    if count != len(rows):
-        raise ValueError(f"{count} blocks for a layout that keeps {len(rows)}")
-    grid = np.zeros((layout.shape[0], block, layout.shape[1], block), blocks.dtype)
-    grid[rows, :, columns] = blocks
-    full = grid.reshape(layout.shape[0] * block, layout.shape[1] * block)
-    return _cropped(full, out_features, in_features)
+    """The matrix (out_features, in_features) out of which `take` takes these values, zero where it
+    takes nothing; values that it takes from padding are dropped. ValueError where it takes
+    another shape."""
+    # The number of each entry, from 1; padding is 0.
+    numbers = 1 + np.arange(out_features * in_features).reshape(out_features, in_features)
+    places = take(numbers)
+    if places.shape != values.shape:
+        raise ValueError(f"numbers of shape {values.shape} for {places.shape} in the matrix")
+    dense = np.zeros(1 + numbers.size, values.dtype)
+    dense[places] = values
+    return dense[1:].reshape(numbers.shape)
 
 
 def _padded(weight: np.ndarray, rows: int, columns: int) -> np.ndarray:

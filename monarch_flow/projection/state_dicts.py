@@ -15,6 +15,7 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
+from flow_train.cli import text_table
 from flow_train.optim import EMA_PREFIX as AVERAGES
 from monarch_flow.layers import LinearConfig
 from monarch_flow.layers.config import compiled
@@ -75,13 +76,7 @@ def format_table(reports: Sequence[LayerReport]) -> str:
     structured = f"{sum(report.numbers for report in reports):,}"
     error = f"{total_relative_error(reports):.3e}"
     rows.append((f"{len(reports)} layers", "", "", dense, structured, error))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        left = [cell.ljust(width) for cell, width in zip(row[:3], widths[:3], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
-        lines.append("  ".join(left + right).rstrip())
-    return "\n".join(lines)
+    return text_table(rows, "<<<>>>")
 
 
 def layer_arrays(state: Arrays, prefix: str, structure: Structure) -> dict[str, np.ndarray]:

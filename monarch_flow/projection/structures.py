@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -32,8 +32,7 @@ from monarch_flow.layers.low_rank import low_rank_factors
 from monarch_flow.projection import moments
 from monarch_flow.projection.matrices import (
     Shape3,
-    block_sparse_to_dense,
-    blockdiag_to_dense,
+    entries_to_dense,
     merge_factors,
     merge_pieces,
     monarch_to_dense,
@@ -160,15 +159,12 @@ class _Product(Structure):
         return self._named(merge_factors(*pulled, *shapes))
 
     def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        pieces = moments.first_moment(
-            *self._cropped_pieces(arrays), *split_factors(*self._factors(moment))
-        )
-        return self._merge(pieces)
+        split = split_factors(*self._factors(moment))
+        return self._merge(moments.first_moment(*self._cropped_pieces(arrays), *split))
 
     def second_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        pieces = moments.second_moment(
-            *self._cropped_pieces(arrays), *split_factors(*self._factors(moment))
-        )
+        split = split_factors(*self._factors(moment))
+        pieces = moments.second_moment(*self._cropped_pieces(arrays), *split)
         # A piece without a slot is zero for all factors.
         shape1, shape2 = map(_shape3, self._factors(arrays))
         used = slot_table(shape1[0], shape1[1], shape2[0])[1].any(axis=-1)
@@ -205,23 +201,29 @@ class _LowRank(_Product):
 
 
 class _Entries(Structure):
-    """Numbers that are entries of the dense weight."""
+    """Numbers that are entries of the dense weight, or padding."""
 
     names = ("weight",)
 
     @abstractmethod
+    def _take(self, weight: np.ndarray, arrays: Arrays) -> np.ndarray:
+        """The layer's numbers out of a matrix (m, n), 0 for padding."""
+
     def _put(self, values: np.ndarray, arrays: Arrays) -> np.ndarray:
-        """The dense matrix with these numbers, zero elsewhere."""
+        size = self.spec.out_features, self.spec.in_features
+        return entries_to_dense(lambda weight: self._take(weight, arrays), values, *size)
 
     def dense(self, arrays: Arrays) -> np.ndarray:
         return self._put(arrays["weight"], arrays)
+
+    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
+        return {"weight": self._take(weight, arrays)}
 
     def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
         return self._put(moment["weight"].astype(np.float64), arrays)
 
     def second_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        second = self._put(moment["weight"].astype(np.float64), arrays)
-        return moments.complete(second, self.certain(arrays))
+        return moments.complete(self.first_moment(arrays, moment), self.certain(arrays))
 
     def certain(self, arrays: Arrays) -> np.ndarray:
         return self._put(np.ones(arrays["weight"].shape, bool), arrays)
@@ -231,45 +233,28 @@ class _Entries(Structure):
 
 
 class _Blockdiag(_Entries):
-    def _put(self, values: np.ndarray, arrays: Arrays) -> np.ndarray:
-        spec = self.spec
-        return blockdiag_to_dense(values, spec.out_features, spec.in_features, shuffle=spec.shuffle)
-
-    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        blocks = len(arrays["weight"])
-        return {"weight": project_to_blockdiag(weight, blocks, shuffle=self.spec.shuffle)}
+    def _take(self, weight: np.ndarray, arrays: Arrays) -> np.ndarray:
+        return project_to_blockdiag(weight, len(arrays["weight"]), shuffle=self.spec.shuffle)
 
 
 class _BlockSparse(_Entries):
     buffers = ("layout",)
 
-    def _put(self, values: np.ndarray, arrays: Arrays) -> np.ndarray:
-        spec = self.spec
-        return block_sparse_to_dense(values, arrays["layout"], spec.out_features, spec.in_features)
-
-    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        block = arrays["weight"].shape[-1]
-        return {"weight": project_to_block_sparse(weight, arrays["layout"], block)}
+    def _take(self, weight: np.ndarray, arrays: Arrays) -> np.ndarray:
+        return project_to_block_sparse(weight, arrays["layout"], arrays["weight"].shape[-1])
 
 
 class _Masked(_Entries):
     """A dense weight and a mask, which is not in any checkpoint."""
 
-    def _put(self, values: np.ndarray, arrays: Arrays) -> np.ndarray:
-        pattern = SparsityConfig.of(json.loads(self.spec.pattern))
-        mask = pattern.mask(self.spec.out_features, self.spec.in_features)
-        return np.where(mask, values, np.zeros((), values.dtype))
-
-    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        return {"weight": self._put(weight, arrays)}
+    def _take(self, weight: np.ndarray, arrays: Arrays) -> np.ndarray:
+        mask = SparsityConfig.of(json.loads(self.spec.pattern)).mask(*weight.shape)
+        return np.where(mask, weight, np.zeros((), weight.dtype))
 
 
 class _Dense(_Entries):
-    def _put(self, values: np.ndarray, arrays: Arrays) -> np.ndarray:
-        return values
-
-    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        return {"weight": weight.copy()}
+    def _take(self, weight: np.ndarray, arrays: Arrays) -> np.ndarray:
+        return weight.copy()
 
 
 class Blended(Structure):
@@ -290,10 +275,7 @@ class Blended(Structure):
         self.buffers = tuple(SPARSE + name for name in sparse.buffers)
 
     def dense(self, arrays: Arrays) -> np.ndarray:
-        dense = sum(
-            share * part.exact_dense(_inside(prefix, arrays))
-            for (prefix, part), share in zip(self._parts.items(), self._shares(arrays), strict=True)
-        )
+        dense = sum(share * part.exact_dense(own) for _, part, share, own in self._each(arrays))
         return np.asarray(dense).astype(arrays[self.names[0]].dtype)
 
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -337,19 +319,17 @@ class Blended(Structure):
         """The two parts' gradients; a gate's is left out."""
         return {
             prefix + name: share * array
-            for (prefix, part), share in zip(self._parts.items(), self._shares(arrays), strict=True)
-            for name, array in part.pull_back(_inside(prefix, arrays), gradient).items()
+            for prefix, part, share, own in self._each(arrays)
+            for name, array in part.pull_back(own, gradient).items()
         }
 
     def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
         """Alternate between what both parts' moments ask for, from zero: where both can be met this
         tends to the solution of least norm (von Neumann 1950)."""
-        shares = self._shares(arrays)
         gradient = np.zeros((self.spec.out_features, self.spec.in_features))
         for _ in range(_MOMENT_ROUNDS):
             change = np.zeros_like(gradient)
-            for (prefix, part), share in zip(self._parts.items(), shares, strict=True):
-                own = _inside(prefix, arrays)
+            for prefix, part, share, own in self._each(arrays):
                 found = part.pull_back(own, gradient)
                 missing = {
                     name: moment[prefix + name].astype(np.float64) / share - array
@@ -365,12 +345,17 @@ class Blended(Structure):
         """The geometric mean of both parts' estimates; a part's own value where that is certain."""
         result = np.ones((self.spec.out_features, self.spec.in_features))
         estimates = []
-        for (prefix, part), share in zip(self._parts.items(), self._shares(arrays), strict=True):
-            found = part.second_moment(_inside(prefix, arrays), _inside(prefix, moment))
+        for prefix, part, share, own in self._each(arrays):
+            found = part.second_moment(own, _inside(prefix, moment))
             estimates.append(found / share**2)
             result *= np.sqrt(estimates[-1])
         certain = self._parts[SPARSE].certain(_inside(SPARSE, arrays))
         return np.where(certain, estimates[0], result)
+
+    def _each(self, arrays: Arrays) -> Iterator[tuple[str, Structure, float, Arrays]]:
+        """Both parts: prefix, part, share, and its own arrays."""
+        for (prefix, part), share in zip(self._parts.items(), self._shares(arrays), strict=True):
+            yield prefix, part, share, _inside(prefix, arrays)
 
     def _shares(self, arrays: Arrays) -> tuple[float, float]:
         """1 - g and g; UserError where they depend on the input."""

@@ -53,7 +53,7 @@ def test_a_step_enters_what_trains_and_nothing_that_was_done_before(
 def test_a_key_goes_from_the_command_line_to_the_layers(environment: dict[str, str]) -> None:
     typed = "mlp_cfg={_target_: MlpCustom, linear1_cfg: {_target_: monarch, nblocks: 2}}"
     found = journey(environment, "key", typed)
-    assert "parse_override" in found["flow_train/config/overrides.py"]
+    assert "parse_override" in found["flow_train/config/compose.py"]
     # The class that declares it.
     assert "Model" in found["monarch_flow/config.py"]
     # The same object, under another name.

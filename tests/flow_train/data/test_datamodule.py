@@ -33,17 +33,17 @@ def assert_same(actual: list[Batch], expected: list[Batch]) -> None:
 def test_mnist(digits):
     data = ImageDataModule(digits, "mnist", 32, 20, val_split=60, seed=3)
     assert (data.num_classes, data.image_shape) == (10, (1, 32, 32))
-    train = epoch(data.train_loader())
-    assert len(train) == len(data.train_loader()) == 12
+    train = epoch(data.train_loader)
+    assert len(train) == len(data.train_loader) == 12
     assert train[0].images.shape == (20, 1, 32, 32)
     assert train[0].images.dtype == np.float32
     assert train[0].labels.dtype == np.int64
-    held_out = epoch(data.val_loader())
+    held_out = epoch(data.val_loader)
     assert sum(len(batch.labels) for batch in held_out) == 60
     # Six of each class: a split keeps the classes' shares.
     counts = np.bincount(np.concatenate([batch.labels for batch in held_out]))
     assert counts.tolist() == [6] * 10
-    assert sum(len(batch.labels) for batch in epoch(data.test_loader())) == 40
+    assert sum(len(batch.labels) for batch in epoch(data.test_loader)) == 40
     # No image is in both parts.
     rows = {
         name: {image.tobytes() for batch in batches for image in batch.images}
@@ -52,23 +52,23 @@ def test_mnist(digits):
     assert (len(rows["train"]), len(rows["val"])) == (240, 60)
     assert not rows["train"] & rows["val"]
     same = ImageDataModule(digits, "mnist", 32, 20, val_split=0.2, seed=3)
-    assert_same(epoch(same.val_loader()), held_out)
+    assert_same(epoch(same.val_loader), held_out)
     other = ImageDataModule(digits, "mnist", 32, 20, val_split=60, seed=4)
-    moved = {image.tobytes() for batch in epoch(other.val_loader()) for image in batch.images}
+    moved = {image.tobytes() for batch in epoch(other.val_loader) for image in batch.images}
     assert moved != rows["val"]
 
 
 def test_mnist_can_train_on_everything(digits):
     data = ImageDataModule(digits, "mnist", 28, 30, val_split=0)
-    assert len(data.train_loader()) == 10
-    assert_same(epoch(data.val_loader()), epoch(data.test_loader()))
+    assert len(data.train_loader) == 10
+    assert_same(epoch(data.val_loader), epoch(data.test_loader))
 
 
 def test_mnist_in_the_models_channels_and_size(digits):
     data = ImageDataModule(
         digits, "mnist", 48, 8, val_split=60, mean=[0.5, 0.5, 0.5], std=[0.5, 0.5, 0.5]
     )
-    images = next(iter(data.train_loader())).images
+    images = next(iter(data.train_loader)).images
     assert data.image_shape == images.shape[1:] == (3, 48, 48)
     np.testing.assert_array_equal(images[:, 0], images[:, 2])
 
@@ -79,10 +79,10 @@ def test_workers_do_not_change_what_is_read(digits, config):
     alone = ImageDataModule(digits, "mnist", 28, 16, **options)
     helped = ImageDataModule(digits, "mnist", 28, 16, num_workers=2, **options)
     try:
-        assert_same(epoch(helped.train_loader(), 1), epoch(alone.train_loader(), 1))
-        assert_same(epoch(helped.val_loader()), epoch(alone.val_loader()))
+        assert_same(epoch(helped.train_loader, 1), epoch(alone.train_loader, 1))
+        assert_same(epoch(helped.val_loader), epoch(alone.val_loader))
         # A loader is one object, whose workers stay.
-        assert helped.train_loader() is helped.train_loader()
+        assert helped.train_loader is helped.train_loader
     finally:
         helped.close()
 
@@ -90,16 +90,16 @@ def test_workers_do_not_change_what_is_read(digits, config):
 def test_resume_inside_an_epoch_mixes_as_before(photos):
     options = {"train_transforms": {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5}}
     options |= {"mixup": MIXUP, "num_aug_repeats": 2, "seed": 5}
-    whole = epoch(ImageDataModule(photos, "folder", 16, 4, **options).train_loader(), 2)
+    whole = epoch(ImageDataModule(photos, "folder", 16, 4, **options).train_loader, 2)
     assert len(whole) == 6
-    rest = epoch(ImageDataModule(photos, "folder", 16, 4, **options).train_loader(), 2, 3)
+    rest = epoch(ImageDataModule(photos, "folder", 16, 4, **options).train_loader, 2, 3)
     assert_same(rest, whole[3:])
 
 
 def test_mixup_in_training_only(photos):
     data = ImageDataModule(photos, "folder", 16, 6, mixup=MIXUP)
     plain = ImageDataModule(photos, "folder", 16, 6)
-    mixed, own = epoch(data.train_loader(), 1), epoch(plain.train_loader(), 1)
+    mixed, own = epoch(data.train_loader, 1), epoch(plain.train_loader, 1)
     changed = 0
     for a, b in zip(mixed, own, strict=True):
         assert (a.labels.shape, a.labels.dtype) == ((6, 3), np.float32)
@@ -113,7 +113,7 @@ def test_mixup_in_training_only(photos):
         changed += (a.images != b.images).any()
     assert changed >= 3
     for name in ("val_loader", "test_loader"):
-        assert_same(epoch(getattr(data, name)()), epoch(getattr(plain, name)()))
+        assert_same(epoch(getattr(data, name)), epoch(getattr(plain, name)))
 
 
 @pytest.mark.parametrize("repeats", [0, 3])
@@ -124,15 +124,15 @@ def test_two_processes_share_each_global_batch(photos, repeats):
         ImageDataModule(photos, "folder", 16, 4, world_size=2, rank=rank, **options)
         for rank in range(2)
     ]
-    assert two[0].train_loader().global_batch_size == 8
-    whole = epoch(one.train_loader(), 3)
-    shards = [epoch(data.train_loader(), 3) for data in two]
+    assert two[0].train_loader.global_batch_size == 8
+    whole = epoch(one.train_loader, 3)
+    shards = [epoch(data.train_loader, 3) for data in two]
     for number, batch in enumerate(whole):
         together = np.concatenate([shard[number].indices for shard in shards])
         assert sorted(together.tolist()) == sorted(batch.indices.tolist())
         images = {row.tobytes() for shard in shards for row in shard[number].images}
         assert images == {row.tobytes() for row in batch.images}
-    seen = [batch.indices for data in two for batch in epoch(data.val_loader())]
+    seen = [batch.indices for data in two for batch in epoch(data.val_loader)]
     assert sorted(np.concatenate(seen).tolist()) == list(range(9))
 
 
@@ -143,7 +143,7 @@ def test_two_processes_mix_with_one_lambda(photos):
         )
         for rank in range(2)
     ]
-    for first, second in zip(*[epoch(data.train_loader()) for data in two], strict=True):
+    for first, second in zip(*[epoch(data.train_loader) for data in two], strict=True):
         shares = [
             max(row.max(), 1 - row.max())
             for batch in (first, second)
@@ -156,36 +156,36 @@ def test_two_processes_mix_with_one_lambda(photos):
 def test_flat_folder_is_split_by_class(photos):
     flat = photos / "train"
     data = ImageDataModule(flat, "folder", 16, 4, val_split=6)
-    labels = np.concatenate([batch.labels for batch in epoch(data.val_loader())])
+    labels = np.concatenate([batch.labels for batch in epoch(data.val_loader)])
     assert np.bincount(labels).tolist() == [2, 2, 2]
-    assert len(data.train_loader()) == 18 // 4
+    assert len(data.train_loader) == 18 // 4
     # A tenth where nothing is said.
     tenth = ImageDataModule(flat, "folder", 16, 4)
-    assert sum(len(batch.labels) for batch in epoch(tenth.val_loader())) == 2
+    assert sum(len(batch.labels) for batch in epoch(tenth.val_loader)) == 2
 
 
 def test_a_test_folder_is_used_if_there_is_one(photos):
     data = ImageDataModule(photos, "folder", 16, 4)
-    assert_same(epoch(data.test_loader()), epoch(data.val_loader()))
+    assert_same(epoch(data.test_loader), epoch(data.val_loader))
     (photos / "val").rename(photos / "test")
     (photos / "train").rename(photos / "val")
     (photos / "test").rename(photos / "train")
     (photos / "test").symlink_to(photos / "train")
     data = ImageDataModule(photos, "folder", 16, 3)
-    assert sum(len(batch.labels) for batch in epoch(data.test_loader())) == 9
-    assert sum(len(batch.labels) for batch in epoch(data.val_loader())) == 24
+    assert sum(len(batch.labels) for batch in epoch(data.test_loader)) == 9
+    assert sum(len(batch.labels) for batch in epoch(data.val_loader)) == 24
 
 
 def test_order_of_the_data_set_without_shuffling(photos):
     data = ImageDataModule(photos, "folder", 16, 8, shuffle=False)
     for number in range(2):
-        batches = epoch(data.train_loader(), number)
+        batches = epoch(data.train_loader, number)
         assert np.concatenate([b.indices for b in batches]).tolist() == list(range(24))
 
 
 def test_evaluation_batches_and_kept_images(photos):
     data = ImageDataModule(photos, "folder", 16, 2, batch_size_eval=4, cache_val_dataset=True)
-    loader = data.val_loader()
+    loader = data.val_loader
     assert (loader.batch_size, len(loader)) == (4, 3)
     next(iter(loader))
     first = epoch(loader)
@@ -193,7 +193,7 @@ def test_evaluation_batches_and_kept_images(photos):
     again = epoch(loader, 1)
     assert all(a.images is b.images for a, b in zip(first, again, strict=True))
     plain = ImageDataModule(photos, "folder", 16, 2, batch_size_eval=4)
-    assert_same(epoch(plain.val_loader()), first)
+    assert_same(epoch(plain.val_loader), first)
 
 
 def test_synthetic_images_need_no_disk():
@@ -201,10 +201,10 @@ def test_synthetic_images_need_no_disk():
         dataset="synthetic", image_size=8, batch_size=4, num_images=18, num_classes=5, mixup=MIXUP
     )
     assert (data.num_classes, data.image_shape) == (5, (3, 8, 8))
-    train = epoch(data.train_loader())
+    train = epoch(data.train_loader)
     assert len(train) == 4
     assert train[0].labels.shape == (4, 5)
-    assert sum(len(batch.labels) for batch in epoch(data.val_loader())) == 4
+    assert sum(len(batch.labels) for batch in epoch(data.val_loader)) == 4
 
 
 def test_real_photos(flowers):
@@ -222,11 +222,11 @@ def test_real_photos(flowers):
         val_transforms={"crop_pct": 0.9, "interpolation": "bicubic"},
         mixup=MIXUP,
     )
-    assert (data.num_classes, len(data.train_loader())) == (5, 10)
-    batch = next(iter(data.train_loader()))
+    assert (data.num_classes, len(data.train_loader)) == (5, 10)
+    batch = next(iter(data.train_loader))
     assert batch.images.shape == (25, 3, 64, 64)
     assert np.isfinite(batch.images).all()
-    assert sum(len(batch.labels) for batch in epoch(data.val_loader())) == 60
+    assert sum(len(batch.labels) for batch in epoch(data.val_loader)) == 60
 
 
 @pytest.mark.parametrize(
@@ -254,9 +254,8 @@ def test_wrong_options_are_named(photos, options, message):
 def test_wrong_data_is_named(photos, tmp_path):
     with pytest.raises(DataError, match="no image data at"):
         ImageDataModule(tmp_path / "nowhere", "folder", 16, 4)
-    data = ImageDataModule(photos, "folder", 16, 25)
     with pytest.raises(DataError, match="has 24 images, fewer than one global batch of 25"):
-        data.train_loader()
+        ImageDataModule(photos, "folder", 16, 25)
     (photos / "val" / "cat").rename(photos / "val" / "cow")
     with pytest.raises(DataError, match="only one of them has cat, cow"):
         ImageDataModule(photos, "folder", 16, 4)
@@ -276,7 +275,7 @@ def test_what_has_no_effect_is_said(photos, caplog):
 def test_mnist_comes_fast_without_augmentation(mnist_folder):
     data = ImageDataModule(mnist_folder, "mnist", 28, 128, num_workers=1)
     try:
-        loader = data.train_loader()
+        loader = data.train_loader
         batches = iter(loader)
         next(batches)
         begin, images = time.perf_counter(), 0
@@ -292,18 +291,17 @@ def test_mnist_comes_fast_without_augmentation(mnist_folder):
 @pytest.mark.parametrize("name", ["val", "validation"])
 def test_validation_needs_no_training_images(photos, name):
     whole = ImageDataModule(photos, "folder", 16, 4)
-    expected = epoch(whole.val_loader())
+    expected = epoch(whole.val_loader)
     (photos / "val").rename(photos / name)
     data = ImageDataModule(photos, "folder", 16, 4)
     assert data.num_classes == 3
-    assert_same(epoch(data.val_loader()), expected)
+    assert_same(epoch(data.val_loader), expected)
     (photos / "train").rename(photos / "elsewhere")
     data = ImageDataModule(photos, "folder", 16, 4, training=False)
     assert data.num_classes == 3
-    assert_same(epoch(data.val_loader()), expected)
-    assert data.test_loader().dataset is data.val_loader().dataset
-    with pytest.raises(ValueError, match="no training images"):
-        data.train_loader()
+    assert_same(epoch(data.val_loader), expected)
+    assert data.test_loader.dataset is data.val_loader.dataset
+    assert data.train_loader is None
     with pytest.raises(DataError, match=r"has no folder 'train'; expected .*/train/CLASS/IMAGE"):
         ImageDataModule(photos, "folder", 16, 4)
     (photos / "test" / "dog").mkdir(parents=True)
@@ -319,11 +317,11 @@ def test_validation_images_are_asked_for(photos):
 
 
 def test_mnist_validates_without_training_images(digits):
-    expected = epoch(ImageDataModule(digits, "mnist", 28, 16, val_split=0).val_loader())
+    expected = epoch(ImageDataModule(digits, "mnist", 28, 16, val_split=0).val_loader)
     for file in digits.glob("train-*"):
         file.unlink()
     data = ImageDataModule(digits, "mnist", 28, 16, val_split=0, training=False)
-    assert_same(epoch(data.val_loader()), expected)
+    assert_same(epoch(data.val_loader), expected)
     with pytest.raises(DataError, match="train-images"):
         ImageDataModule(digits, "mnist", 28, 16, val_split=60, training=False)
 
@@ -344,7 +342,7 @@ def test_mnist_validates_without_training_images(digits):
 def test_folders_of_a_part_of_the_classes(photos, tmp_path, name, text):
     """Labels are the numbers in the map, in folders and archives, with empty folders too."""
     plain = ImageDataModule(photos, "folder", 16, 4)
-    own = plain.val_loader().dataset
+    own = plain.val_loader.dataset
     number = {"zebra": 0, "dog": 1, "bee": 2, "ant": 3, "cat": 4}
     wanted = [number[own.classes[label]] for label in own.labels]
     path = tmp_path / name
@@ -357,7 +355,7 @@ def test_folders_of_a_part_of_the_classes(photos, tmp_path, name, text):
     for source in (photos, archive):
         data = ImageDataModule(source, "folder", 16, 4, class_map=str(path))
         assert data.num_classes == 5
-        assert data.val_loader().dataset.labels.tolist() == wanted
+        assert data.val_loader.dataset.labels.tolist() == wanted
 
 
 def test_class_maps_that_do_not_fit(photos, tmp_path):
@@ -385,4 +383,4 @@ def test_class_maps_that_do_not_fit(photos, tmp_path):
     with pytest.raises(DataError, match="hold no images"):
         ImageDataModule(photos, "folder", 16, 4)
     data = ImageDataModule(photos, "folder", 16, 4, allow_empty=True)
-    assert set(data.val_loader().dataset.labels) == {1, 2}
+    assert set(data.val_loader.dataset.labels) == {1, 2}

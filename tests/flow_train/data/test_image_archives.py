@@ -40,7 +40,7 @@ def test_equal_to_the_folder(photos, kind, workers):
     assert from_archive.num_classes == 3
     try:
         for name in ("train_loader", "val_loader"):
-            pairs = zip(getattr(from_folder, name)(), getattr(from_archive, name)(), strict=True)
+            pairs = zip(getattr(from_folder, name), getattr(from_archive, name), strict=True)
             for a, b in pairs:
                 np.testing.assert_array_equal(a.images, b.images)
                 np.testing.assert_array_equal(a.labels, b.labels)
@@ -58,8 +58,8 @@ def test_a_part_of_its_own_for_tests(photos):
             for file in sorted((photos / part).rglob("*.png")):
                 tar.add(file, str(file.relative_to(photos)))
     data = ImageDataModule(archive, image_size=16, batch_size=4)
-    assert sum(len(batch.labels) for batch in data.test_loader()) == 9
-    assert sum(len(batch.labels) for batch in data.val_loader()) == 24
+    assert sum(len(batch.labels) for batch in data.test_loader) == 9
+    assert sum(len(batch.labels) for batch in data.val_loader) == 24
 
 
 def test_what_cannot_be_read_is_named(photos, tmp_path):
@@ -87,14 +87,14 @@ def test_a_damaged_member_is_a_bad_file_and_no_crash(photos, caplog):
     data = ImageDataModule(archive, image_size=16, batch_size=24)
     # One of 24 is more than 1 %, so it is an error, which names archive and member.
     with pytest.raises(DataError, match=rf"{archive}:{member.name}"):
-        list(data.train_loader())
+        list(data.train_loader)
 
 
 def test_validation_alone(photos):
     """Of an archive without training images; its part may be called validation."""
-    expected = list(ImageDataModule(photos, image_size=16, batch_size=4).val_loader())
+    expected = list(ImageDataModule(photos, image_size=16, batch_size=4).val_loader)
     archive = packed(photos / "val", "zip", above="imagenet/validation/")
     data = ImageDataModule(archive, image_size=16, batch_size=4, training=False)
-    for a, b in zip(data.val_loader(), expected, strict=True):
+    for a, b in zip(data.val_loader, expected, strict=True):
         np.testing.assert_array_equal(a.images, b.images)
         np.testing.assert_array_equal(a.labels, b.labels)

@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from flow_train.data.augment import PadCropTransform, build_eval_transform, build_train_transform
-from flow_train.data.color_jitter import ColorJitter, turn_hue
+from flow_train.data.augment import (
+    ColorJitter,
+    PadCropTransform,
+    build_eval_transform,
+    build_train_transform,
+    turn_hue,
+)
 from flow_train.data.rand_augment import parse_rand_augment
 from flow_train.data.transforms import (
     IMAGENET,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from flow_train.data.random_erasing import RandomErasing
+from flow_train.data.augment import RandomErasing
 
 # A value that no draw gives.
 MARK = 1e9

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flow_train.data.image_reader import RepeatedAugmentation
 from flow_train.data.images import ImageLoader, SyntheticImages
-from flow_train.data.repeated_augment import RepeatedAugmentation
 from flow_train.data.transforms import Transform
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flow_train.data.images import Batch, ImageFolder, ImageLoader, SyntheticImages
-from flow_train.data.splits import Subset, split
+from flow_train.data.parts import Subset, split
 from flow_train.data.transforms import PlainTransform, TrainTransform
 
 

@@ -10,13 +10,12 @@ import pytest
 from PIL import Image
 
 from flow_train.data.transforms import (
+    IMAGENET,
     IMAGENET_MEAN,
     IMAGENET_STD,
     EvalTransform,
     TrainTransform,
-    normalize,
     random_crop_box,
-    to_rgb,
 )
 from tests.tolerances import assert_close
 
@@ -92,7 +91,7 @@ def test_eval_transform_is_deterministic_on_photos(flowers):
 def test_normalize_is_the_textbook_formula():
     pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     reference = (pixels / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
-    assert_close(normalize(pixels), reference)
+    assert_close(IMAGENET(pixels), reference)
 
 
 def test_crop_boxes_have_the_stated_distribution():
@@ -185,7 +184,7 @@ def test_large_jpeg_is_decoded_small_and_looks_the_same(shape):
         jpeg = as_jpeg(original)
         reduced = TrainTransform(32)(jpeg, np.random.default_rng(seed))
         shrunk += jpeg.size != original.size
-        full = TrainTransform(32)(to_rgb(as_jpeg(original)), np.random.default_rng(seed))
+        full = TrainTransform(32)(IMAGENET.decode(as_jpeg(original)), np.random.default_rng(seed))
         differences.append(np.abs(reduced - full).mean())
     assert shrunk > 10
     assert max(differences) < 0.05
@@ -218,7 +217,7 @@ def test_other_modes_become_rgb(mode, form):
         result = transform(stored, np.random.default_rng(0))
         assert result.shape == (32, 32, 3)
     expected = np.asarray(image.convert(mode).convert("RGB"), dtype=np.float64)
-    actual = np.asarray(to_rgb(encode(image.convert(mode), form)), dtype=np.float64)
+    actual = np.asarray(IMAGENET.decode(encode(image.convert(mode), form)), dtype=np.float64)
     assert np.abs(actual - expected).mean() < 4
 
 
@@ -226,7 +225,7 @@ def test_sixteen_bit_gray_keeps_its_range():
     ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     stored = encode(Image.fromarray(ramp), "PNG")
     assert stored.mode.startswith("I")
-    rgb = np.asarray(to_rgb(stored))
+    rgb = np.asarray(IMAGENET.decode(stored))
     np.testing.assert_array_equal(rgb, np.repeat((ramp >> 8)[..., None], 3, axis=2))
 
 
@@ -248,13 +247,16 @@ def test_thirty_two_bit_gray_keeps_its_range(white, dtype):
     Image.fromarray((gray * white).astype(dtype)).save(stream, "TIFF")
     with Image.open(stream) as image:
         assert image.mode == ("F" if dtype == np.float32 else "I")
-        pixels = np.asarray(to_rgb(image))
+        pixels = np.asarray(IMAGENET.decode(image))
     assert np.abs(pixels - (gray * 255)[:, :, None]).max() <= 1
 
 
 def test_values_that_are_no_numbers_are_black():
     values = np.array([[0.0, np.nan], [-1.0, 1.0]], np.float32)
-    assert np.asarray(to_rgb(Image.fromarray(values)))[:, :, 0].tolist() == [[0, 0], [0, 255]]
+    assert np.asarray(IMAGENET.decode(Image.fromarray(values)))[:, :, 0].tolist() == [
+        [0, 0],
+        [0, 255],
+    ]
 
 
 def test_exif_orientation_is_ignored():

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flow_train.metrics import curves
 from flow_train.metrics.curves import draw_curves, draw_metrics
-from flow_train.metrics.log import MetricLog
+from flow_train.metrics.log import RunLog
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,8 @@ def figures(monkeypatch):
     return saved
 
 
-def log_run(tmp_path, *, val: bool) -> MetricLog:
-    log = MetricLog(tmp_path / "run")
+def log_run(tmp_path, *, val: bool) -> RunLog:
+    log = RunLog(tmp_path / "run")
     rng = np.random.default_rng(0)
     for step in range(1, 201):
         loss = 2 * math.exp(-step / 80) * rng.uniform(0.7, 1.3)
@@ -72,7 +72,7 @@ def test_training_only(tmp_path, figures):
 
 
 def test_one_point_and_values_that_are_not_finite(tmp_path, figures):
-    log = MetricLog(tmp_path)
+    log = RunLog(tmp_path)
     log.log(1, {"loss": 2.0})
     log.log(2, {"loss": math.nan})
     log.close()
@@ -91,7 +91,7 @@ def test_picture_is_replaced(tmp_path):
 def test_nothing_to_draw_is_a_clear_error(tmp_path):
     with pytest.raises(UserError, match="no metric log"):
         draw_curves(tmp_path / "absent.jsonl", tmp_path / "curves.png")
-    log = MetricLog(tmp_path)
+    log = RunLog(tmp_path)
     log.log(1, {"throughput": 3.0})
     log.close()
     with pytest.raises(UserError, match="holds no loss"):

@@ -11,16 +11,16 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from flow_train.metrics.log import MetricLog, NonFiniteLossError, StepWindow, read_metrics
+from flow_train.metrics.log import NonFiniteLossError, RunLog, StepWindow, read_metrics
 from tests.launch import run_distributed
 
 
-def steps(log: MetricLog) -> list[int]:
+def steps(log: RunLog) -> list[int]:
     return [line["step"] for line in read_metrics(log.path)]
 
 
 def test_lines_are_json_objects_on_disk_at_once(tmp_path):
-    log = MetricLog(tmp_path / "run")
+    log = RunLog(tmp_path / "run")
     log.log(10, {"loss": np.float32(1.5), "acc1": 40})
     log.log(10, {"loss": 1.25}, split="val")
     lines = [json.loads(line) for line in log.path.read_text().splitlines()]
@@ -33,7 +33,7 @@ def test_lines_are_json_objects_on_disk_at_once(tmp_path):
 
 
 def test_not_finite_is_null_and_strict_json(tmp_path):
-    log = MetricLog(tmp_path)
+    log = RunLog(tmp_path)
     log.log(1, {"loss": math.nan, "grad_norm": math.inf, "lr": 0.1, "losses": [1.0, math.nan]})
     log.close()
 
@@ -45,7 +45,7 @@ def test_not_finite_is_null_and_strict_json(tmp_path):
 
 
 def test_other_processes_write_nothing(tmp_path):
-    log = MetricLog(tmp_path / "run", enabled=False)
+    log = RunLog(tmp_path / "run", enabled=False)
     log.log(1, {"loss": 1.0})
     log.truncate(0)
     log.close()
@@ -53,12 +53,12 @@ def test_other_processes_write_nothing(tmp_path):
 
 
 def test_resume_forgets_later_steps(tmp_path):
-    log = MetricLog(tmp_path)
+    log = RunLog(tmp_path)
     for step in (10, 20, 30):
         log.log(step, {"loss": 1.0 / step})
         log.log(step, {"loss": 2.0 / step}, split="val")
     log.close()
-    resumed = MetricLog(tmp_path)
+    resumed = RunLog(tmp_path)
     resumed.truncate(20)
     resumed.log(30, {"loss": 9.0})
     assert steps(resumed) == [10, 10, 20, 20, 30]
@@ -68,11 +68,11 @@ def test_resume_forgets_later_steps(tmp_path):
 
 def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
     """Killed after it, before a checkpoint said so."""
-    log = MetricLog(tmp_path)
+    log = RunLog(tmp_path)
     for split, loss in (("train", 3.0), ("val", 2.0), ("ema", 1.0)):
         log.log(20, {"loss": loss}, split=split)
     log.close()
-    resumed = MetricLog(tmp_path)
+    resumed = RunLog(tmp_path)
     resumed.truncate(20)
     resumed.log(20, {"loss": 2.5}, split="val")
     resumed.log(30, {"loss": 2.25}, split="val")
@@ -88,14 +88,14 @@ def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
 def test_line_torn_by_a_kill_is_removed(tmp_path, cut):
-    log = MetricLog(tmp_path)
+    log = RunLog(tmp_path)
     log.log(1, {"loss": 1.0})
     log.log(2, {"loss": 2.0})
     log.close()
     data = log.path.read_bytes()
     log.path.write_bytes(data[:-cut])
     assert [line["step"] for line in read_metrics(log.path)][:1] == [1]
-    again = MetricLog(tmp_path)
+    again = RunLog(tmp_path)
     again.log(3, {"loss": 3.0})
     assert steps(again) == [1, 3]
     again.close()
@@ -114,12 +114,12 @@ def test_tensorboard_reads_the_same_numbers_after_a_resume(tmp_path):
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard"
     )
-    log = MetricLog(tmp_path)
+    log = RunLog(tmp_path)
     for step in (10, 20, 30):
         log.log(step, {"loss": step / 8})
     log.log(30, {"loss": 7.0}, split="val")
     log.close()
-    resumed = MetricLog(tmp_path)
+    resumed = RunLog(tmp_path)
     resumed.truncate(20)
     resumed.log(30, {"loss": 0.5})
     resumed.close()

@@ -17,7 +17,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from flow_train.config.overrides import parse_override
+from flow_train.config.compose import parse_override
 from libai_projects import weights
 from libai_projects.command.config import load_config
 from libai_projects.command.output import checkpoint_bytes

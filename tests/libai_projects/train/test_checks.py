@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
 from flow_train.checkpoint.folders import CheckpointManager
-from flow_train.config.overrides import config_keys
+from flow_train.config.compose import config_keys
 from flow_train.config.schema import phrase
 from flow_train.metrics.work import training_flops
 from libai_projects.command import adapt, checks, output

@@ -7,7 +7,7 @@ from oneflow_accel.errors import UserError
 import pytest
 from omegaconf import OmegaConf
 
-from flow_train.config.overrides import config_keys
+from flow_train.config.compose import config_keys
 from libai_projects.command import arguments
 from libai_projects.command.arguments import parse_options
 from libai_projects.command.config import apply_overrides, load_config

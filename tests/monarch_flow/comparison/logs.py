@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flow_train.metrics.log import JSONL_NAME, MetricLog
+from flow_train.metrics.log import JSONL_NAME, RunLog
 
 # Of one epoch: (steps, images per second) of each log line; a step has 10 images.
 SPEEDS = ((1, 20.0), (4, 100.0), (3, 110.0), (2, 50.0))
@@ -30,7 +30,7 @@ def write_log(
     At epoch `switch` layers become dense, twice as slow; `waiting` is the share of a step spent
     on images; `on_validation` None is a log that does not say; `gmacs` multiplies the models' MACs.
     """
-    log = MetricLog(folder)
+    log = RunLog(folder)
     dense, monarch = ({**model, "gmacs": gmacs * model["gmacs"]} for model in (DENSE, MONARCH))
     log.log(0, dense if switch is None else monarch, split="model")
     if initial is not None:

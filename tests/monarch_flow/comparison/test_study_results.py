@@ -14,7 +14,7 @@ from flow_train.compare.report import Entry, draw_comparison, format_page
 from flow_train.compare.results import images_of_accuracy, read_results
 from flow_train.compare.study import PlannedRun, Row, Study
 from flow_train.metrics.curves import COLORS
-from flow_train.metrics.log import MetricLog
+from flow_train.metrics.log import RunLog
 from tests.monarch_flow.comparison.logs import SPEEDS, write_log
 
 
@@ -57,7 +57,7 @@ def test_initial_accuracy_is_no_epoch(tmp_path):
 
 
 def test_a_log_with_next_to_nothing(tmp_path):
-    log = MetricLog(tmp_path)
+    log = RunLog(tmp_path)
     log.close()
     results = read_results(log.path)
     assert (results.tested, results.last, results.best_epoch) == (None, None, None)

@@ -276,7 +276,7 @@ def test_learning_rate_of_the_composed_schedule():
     }
     # As many digits as the table has.
     assert [schedule(epoch) for epoch in table] == pytest.approx(list(table.values()), rel=1e-5)
-    assert schedule.length == cfg.trainer.max_epochs == 310
+    assert cfg.trainer.max_epochs == 310
 
 
 def test_global_batch_stays_the_same_on_any_number_of_processes(monkeypatch):

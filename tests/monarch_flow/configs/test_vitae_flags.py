@@ -9,31 +9,34 @@ import pytest
 
 from monarch_flow import train, validate
 from monarch_flow.config import compose
-from monarch_flow.vitae_flags import counterpart, translate
+from monarch_flow.vitae_flags import translate
 from tests.monarch_flow.configs.test_vitae_options import rows
 
 
 @pytest.mark.parametrize(
-    ("flag", "program", "words"),
+    ("flag", "program", "overrides", "remark"),
     [
-        ("--eval_checkpoint", "validate.py", "here it is eval.ckpt=PATH"),
-        ("-b", "main.py", "here it is datamodule.batch_size=128"),
-        ("--batch-size", "main.py", "here it is datamodule.batch_size=128"),
+        ("--eval_checkpoint", "validate.py", ["eval.ckpt=PATH"], ""),
+        ("-b", "main.py", ["datamodule.batch_size=128"], ""),
+        ("--batch-size", "main.py", ["datamodule.batch_size=128"], ""),
         # It turns the averages off in the one and is on anyway in the other.
-        ("--model-ema", "validate.py", "here it is eval.use_ema=false"),
-        ("--model-ema", "main.py", "here it is callbacks.ema=null"),
-        ("--real-labels", "validate.py", "here it is eval.real_labels=FILE"),
-        ("--gp", "main.py", "nothing stands for it here (ViTAE has one way to pool"),
+        ("--model-ema", "validate.py", ["eval.use_ema=false"], ""),
+        ("--model-ema", "main.py", ["callbacks.ema=null"], ""),
+        ("--real-labels", "validate.py", ["eval.real_labels=FILE"], ""),
+        ("--gp", "main.py", [], "nothing stands for it here (ViTAE has one way to pool"),
+        ("--config", "main.py", [], "here it is --config-dir DIR"),
     ],
 )
-def test_counterparts_are_those_of_the_document(flag, program, words):
-    text = counterpart(flag, program)
-    assert text is not None
-    assert text.startswith(words)
+def test_counterparts_are_those_of_the_document(flag, program, overrides, remark):
+    translated = translate([flag], program)
+    assert translated.overrides == overrides
+    assert [text.partition(": ")[2][: len(remark)] for text in translated.remarks] == (
+        [remark] if remark else []
+    )
 
 
 def test_other_flags_have_none():
-    assert counterpart("--hlep", "main.py") is None
+    assert translate(["--hlep"], "main.py") is None
 
 
 COMMANDS = {

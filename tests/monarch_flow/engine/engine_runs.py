@@ -27,6 +27,15 @@ MONARCH_MLP = {
     "linear2_cfg": MONARCH,
 }
 
+# Keys that a composed configuration always has.
+UNSET = {
+    "eval": {"run_val": True, "run_test": True, "use_ema": True}
+    | dict.fromkeys(("real_labels", "class_map", "results_file")),
+    "trainer": dict.fromkeys(("profile", "limit_val_batches"), None) | {"fast_dev_run": False},
+    "train": {"init_from": {"use_ema": True, "reset_head": False}},
+    "datamodule": {"class_map": None},
+}
+
 
 def draw_digits(folder: Path) -> Path:
     """Four IDX files as MNIST has them: each class is a bright bar or square of its own place."""
@@ -120,9 +129,7 @@ def config(digits: Path, run_dir: Path, *overrides: str, **groups: Any) -> DictC
         },
         "logger": {"csv": None, "tensorboard": {}, "wandb": None},
     }
-    return OmegaConf.merge(
-        OmegaConf.create({**base, **groups}), OmegaConf.from_dotlist(list(overrides))
-    )
+    return OmegaConf.merge(UNSET, {**base, **groups}, OmegaConf.from_dotlist(list(overrides)))
 
 
 # Random in all that can be random, and all arrays that a checkpoint may hold.

@@ -112,7 +112,6 @@ def test_structured_layers_do_not_go_on_from_a_dense_run(dense, run_tiny, tmp_pa
         ),
         pytest.param(("trainer.limit_train_batches=0",), UserError, "has no step", id="no-batches"),
         pytest.param(("trainer.max_epochs=null",), UserError, "no end", id="endless"),
-        pytest.param(("train.sparse_to_dense.fraction=7",), UserError, "fraction=7", id="fraction"),
         pytest.param(
             ("train.sparse_to_dense.fraction=0.5", "model.mlp_cfg=null"),
             UserError,

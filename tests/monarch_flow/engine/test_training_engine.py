@@ -136,7 +136,7 @@ def _val_loss(cfg, arrays: dict[str, np.ndarray]) -> float:
     load_standard_state_dict(model, arrays)
     model.eval()
     losses = []
-    for batch in data.val_loader():
+    for batch in data.val_loader:
         with flow.no_grad():
             scores = model(flow.tensor(batch.images)).numpy().astype(np.float64)
         shifted = scores - scores.max(axis=1, keepdims=True)
@@ -270,7 +270,7 @@ def test_step_is_adamw_of_the_paper(digits, tmp_path):
     seen: list[np.ndarray] = []
     step.before_update = lambda: seen.append(parameter.grad.numpy().astype(np.float64))
     expected = parameter.numpy().astype(np.float64)
-    batches = list(data.train_loader())[:3]
+    batches = list(data.train_loader)[:3]
     first, second = 0.0, 0.0
     for number, batch in enumerate(batches, start=1):
         step.step(task.arrays(batch), lr=1e-2)
@@ -386,7 +386,7 @@ def test_scaled_loss_trains_like_an_unscaled_one(digits, tmp_path):
         data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8
     )
     task = ImageTask(build_loss(None))
-    batches = [task.arrays(batch) for batch in list(data.train_loader())[:4]]
+    batches = [task.arrays(batch) for batch in list(data.train_loader)[:4]]
     losses, steps = [], []
     for precision, device in (("float32", backend), ("float16", _ClaimsAmp(backend))):
         backend.manual_seed(0)

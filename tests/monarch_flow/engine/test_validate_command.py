@@ -100,14 +100,14 @@ def by_numpy(photos: Path, arrays: Arrays, classes: range = range(CLASSES)) -> d
     model.eval()
     options = {"val_transforms": {"interpolation": "bicubic", "crop_pct": 0.875}, **STATISTICS}
     data = ImageDataModule(photos, image_size=28, batch_size=99, training=False, **options)
-    (batch,) = data.val_loader()
+    (batch,) = data.val_loader
     wanted = np.isin(batch.labels, classes)
     labels, indices = batch.labels[wanted], batch.indices[wanted]
     with flow.no_grad():
         scores = model(flow.tensor(batch.images[wanted])).numpy().astype(np.float64)
     best = np.argsort(-scores, axis=1)[:, :5]
     lists = json.loads((photos / "real.json").read_text())
-    dataset = data.val_loader().dataset
+    dataset = data.val_loader.dataset
     numbers = [int(Path(dataset.name(int(i))).stem[-8:]) for i in indices]
     assert len(set(numbers)) == (IMAGES if len(classes) == CLASSES else len(labels))
     assert any(lists)
@@ -344,7 +344,7 @@ def test_a_vitae_checkpoint_by_its_experiment(photos, tmp_path, capsys, caplog):
     data = ImageDataModule(
         photos, image_size=32, batch_size=99, training=False, val_transforms=crop
     )
-    (batch,) = data.val_loader()
+    (batch,) = data.val_loader
     with flow.no_grad():
         scores = tiny(flow.tensor(batch.images)).numpy().astype(np.float64)
     logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))

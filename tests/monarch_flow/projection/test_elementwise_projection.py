@@ -7,12 +7,19 @@ import pytest
 from scipy.linalg import block_diag
 
 from monarch_flow.projection.matrices import (
-    block_sparse_to_dense,
-    blockdiag_to_dense,
+    entries_to_dense,
     project_to_block_sparse,
     project_to_blockdiag,
     project_to_factors,
 )
+
+
+def blockdiag_to_dense(blocks: np.ndarray, *size: int, shuffle: bool) -> np.ndarray:
+    def take(weight: np.ndarray) -> np.ndarray:
+        return project_to_blockdiag(weight, len(blocks), shuffle=shuffle)
+
+    return entries_to_dense(take, blocks, *size)
+
 
 SIZES = [(12, 8, 4), (8, 12, 4), (7, 10, 4), (10, 7, 3), (5, 5, 1), (3, 2, 5)]
 
@@ -55,9 +62,13 @@ def test_block_sparse_takes_and_puts_blocks() -> None:
     blocks = project_to_block_sparse(weight, layout, 3)
     assert blocks.shape == (3, 3, 3)
     mask = np.kron(layout, np.ones((3, 3)))[:5, :8]
-    np.testing.assert_array_equal(block_sparse_to_dense(blocks, layout, 5, 8), weight * mask)
-    with pytest.raises(ValueError, match="2 blocks for a layout that keeps 3"):
-        block_sparse_to_dense(blocks[:2], layout, 5, 8)
+
+    def take(weight: np.ndarray) -> np.ndarray:
+        return project_to_block_sparse(weight, layout, 3)
+
+    np.testing.assert_array_equal(entries_to_dense(take, blocks, 5, 8), weight * mask)
+    with pytest.raises(ValueError, match=r"\(2, 3, 3\) for \(3, 3, 3\)"):
+        entries_to_dense(take, blocks[:2], 5, 8)
     with pytest.raises(ValueError, match="does not fit"):
         project_to_block_sparse(np.ones((7, 8)), layout, 3)
 
