@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 
 from tests.launch import REPOSITORY
 
+
+def _pages(folder: str, names: str) -> list[str]:
+    """Of a folder's docs, each with its Chinese twin."""
+    return [f"{folder}/{part}{name}.md" for name in names.split() for part in ("", "zh-CN/")]
+
+
 # A history and not an instruction: CHANGELOG.md.
 DOCUMENTS = (
     "README.md",
@@ -31,6 +37,9 @@ DOCUMENTS = (
     "oneflow_accel/csrc/README.md",
     "oneflow_accel/emulated/README.md",
     "docs/bring_up_a_device.md",
+    *_pages("docs", "coming_from devices environment install precision speed troubleshooting"),
+    *_pages("libai_projects/projects/Llama/docs", "ablation estimate flags measured"),
+    *_pages("monarch_flow/docs", "layers measured models training"),
 )
 
 _PROGRAMS = r"python3?|make|bash|cd|pip|source|export|apt-get|uv|pyenv|git|\.ci/run"
