@@ -1,1 +1,1 @@
-"""Speed against peers: one command for each table of the README."""
+"""Speed against peers: one command for each table of docs/speed.md."""

@@ -118,7 +118,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def seed_of(text: str) -> int:
-    """A 63-bit seed that hangs on `text` alone."""
+    """A 63-bit seed that depends only on `text`."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 

@@ -194,5 +194,5 @@ def check() -> None:
         variable.get()
     for name in sorted(os.environ):
         if name.startswith(_PREFIXES) and name not in ALL:
-            hint = did_you_mean(name, ALL, "the README lists them")
+            hint = did_you_mean(name, ALL, "docs/environment.md lists them")
             logger.warning("there is no variable %s, it changes nothing: %s", name, hint)

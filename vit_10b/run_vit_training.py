@@ -121,7 +121,7 @@ def _train(options: Options, backend: Backend) -> None:
     backend.take_own_device()
     typed = {f"--{name}": value for name, value in options.model_dump().items()}
     require_same({**plain_values(typed, _OF_A_HOST), "device": backend.name})
-    # A profile is no run: it writes a trace, and no more.
+    # A profile is not a run: it writes a trace, and no more.
     profile = ProfileSteps(options.profile, options.ckpt_dir) if options.profile else None
     with _session(options, backend, keeps=profile is None) as run:
         # A folder that is not free is found before the model is made, which takes long.

@@ -132,7 +132,7 @@ class Studies:
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
         if not isinstance(values, dict):
-            raise UserError(f"{path} is no study; it is to have the keys {_keys(Study)}")
+            raise UserError(f"{path} is not a study, which has the keys {_keys(Study)}")
         try:
             study = Study.model_validate({"name": path.stem, **values})
         except ValidationError as error:

@@ -315,13 +315,13 @@ def world_size() -> int:
     job. UserError if WORLD_SIZE in the environment is not such a number."""
     value = os.environ.get("WORLD_SIZE", "1")
     if not value.isdigit() or int(value) < 1:
-        raise UserError(f"WORLD_SIZE={value} in the environment is no number of processes")
+        raise UserError(f"WORLD_SIZE={value} in the environment is not a number of processes")
     return int(value)
 
 
 def _div_up(number: int, by: int) -> int:
     if whole("div_up", number, by)[1] < 1:
-        raise ValueError(f"div_up: {by} is no divisor")
+        raise ValueError(f"div_up: {by} is not a divisor")
     return -(-number // by)
 
 

@@ -133,7 +133,7 @@ class Flags(Group):
 
 def _with_values(parser: Parser, argv: Sequence[str]) -> list[str]:
     """The command line with the value of each bare option: argparse would take an argument by
-    position for it. A folder, or what is like none of the names, is no value."""
+    position for it. A folder, or what is like none of the names, is not one."""
     words = list(argv)
     for number, word in enumerate(argv):
         after = "".join(argv[number + 1 : number + 2])

@@ -36,7 +36,7 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
             head = file.read(4 + 4 * axes)
             if len(head) < 4 + 4 * axes or head[:4] != bytes((0, 0, _UINT8, axes)):
                 raise DataError(
-                    f"{path} is no IDX file of bytes with {axes} axes: it begins with "
+                    f"{path} is not an IDX file of bytes with {axes} axes: it begins with "
                     f"{head[:4].hex(' ') or 'nothing'}; {advice}"
                 )
             shape = tuple(int(size) for size in np.frombuffer(head, dtype=">u4")[1:])

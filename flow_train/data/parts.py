@@ -271,5 +271,5 @@ def _from_json(content: Any) -> list[str]:
 def _name(entry: Any) -> str:
     name = entry if isinstance(entry, str) else entry[0]
     if not isinstance(name, str):
-        raise TypeError(f"{name!r} is no name")
+        raise TypeError(f"{name!r} is not a name")
     return name

@@ -100,13 +100,13 @@ def _read_lists(path: Path, num_classes: int | None) -> list[list[int]]:
         raise UserError(f"the real labels {path} are no JSON: {error}; {_PUBLISHED}") from error
     if not isinstance(content, list) or not content:
         raise UserError(
-            f"the real labels {path} are no list with a list of classes for each image; "
+            f"the real labels {path} are not a list with a list of classes for each image; "
             f"{_PUBLISHED}"
         )
     for number, classes in enumerate(content, 1):
         if not isinstance(classes, list) or not all(map(_is_class, classes)):
             raise UserError(
-                f"the real labels {path}: entry {number} is no list of class indices, but "
+                f"the real labels {path}: entry {number} is not a list of class indices, but "
                 f"{str(classes)[:60]!r}"
             )
         if num_classes is not None and classes and max(classes) >= num_classes:

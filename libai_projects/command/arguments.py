@@ -66,7 +66,7 @@ class Options(Flags):
     @model_validator(mode="before")
     @classmethod
     def _with_config(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """The config that is no flag's value is the first text that changes no key."""
+        """The config: the first text that is not a flag's value and changes no key."""
         texts = list(given.get("overrides", ()))
         if "config_file" in given:
             return given

@@ -208,7 +208,7 @@ def check_evaluation(cfg: DictConfig) -> None:
         known = [f"{split}/{result}" for split in splits for result in _RESULTS]
         hint = did_you_mean(str(metric), known, "take validation/lm_loss_PPL")
         raise UserError(
-            f"train.evaluation.eval_metric={metric} is no result of the evaluation; {hint}"
+            f"train.evaluation.eval_metric={metric} is not a result of the evaluation; {hint}"
         )
 
 

@@ -180,7 +180,7 @@ class _Guard:
         if not self._hosts.has_host(host):
             return error_response(
                 400,
-                f"the Host header {host!r:.80} is no name of this server; --allowed-hosts adds one",
+                f"the Host {host!r:.80} is not a name of this server; --allowed-hosts adds one",
             )
         if scope["method"] not in ("GET", "HEAD"):
             for origin in headers.getlist("origin"):

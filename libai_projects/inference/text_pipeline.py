@@ -105,7 +105,7 @@ class TextPipeline:
         return [{"generated_text": text.text} for text in texts]
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text is; a UserError for what is no text. From any thread."""
+        """How many tokens a text is; a UserError for what is not text. From any thread."""
         return len(self._encode(text))
 
     def check_options(self, options: Mapping[str, Any]) -> GenerationOptions:

@@ -75,7 +75,7 @@ def check_files(paths: Sequence[Path]) -> None:
         if not path.exists():
             raise DataError(f"input file {path} does not exist")
         if not path.is_file():
-            raise DataError(f"{path} is no regular file; write it to a file first")
+            raise DataError(f"{path} is not a regular file; write it to a file first")
         with _opened(path) as (stream, _):
             head = _read(path, stream.read, 4)
         if head.startswith(_WIDE_MARKS):
@@ -246,7 +246,7 @@ class BlockEncoder:
             return {}
         found = _json_texts(line, self.keys) if jsonl else {next(iter(self.keys.values())): line}
         if any("\0" in text for text in found.values()):
-            raise ValueError("has a NUL character, so it is no text")
+            raise ValueError("has a NUL character, so it is not text")
         if self.strip:
             found = {name: text.strip() for name, text in found.items()}
         return {name: text for name, text in found.items() if text and not text.isspace()}
@@ -371,7 +371,7 @@ class CorpusReport:
         for path, (filled, bad) in self._of_file.items():
             if 2 * bad > filled:
                 first = next((f", such as {line}" for line in self.first_bad), "")
-                return f"{path} is no text: {bad:,} of its {filled:,} lines are bad{first}"
+                return f"{path} is not text: {bad:,} of its {filled:,} lines are bad{first}"
         return None
 
     def add(self, encoded: EncodedBlock) -> None:

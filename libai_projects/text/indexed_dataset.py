@@ -248,7 +248,7 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
             'with data_impl="cached", or make it again with --dataset-impl mmap'
         )
     if raw[: len(MAGIC)] != MAGIC[: len(raw)]:
-        raise _damaged(path, f"is no dataset's index: it begins with {raw[:9]!r}, not {MAGIC!r}")
+        raise _damaged(path, f"is not a dataset's index: it begins with {raw[:9]!r}, not {MAGIC!r}")
     if len(raw) < HEADER.size:
         raise _damaged(path, f"is truncated: {size} bytes, the header alone has {HEADER.size}")
     _, version, code, sequences, documents = HEADER.unpack(raw)

@@ -70,7 +70,7 @@ def held_out(path: str) -> str | None:
         pattern = f"{glob.escape(path)}/*{HELD_OUT_SUFFIX}.bin"
         return pattern if glob.glob(pattern) else None
     beside = place.with_name(f"{place.stem}{HELD_OUT_SUFFIX}.bin")
-    # The name of a file may have [ in it, and is no pattern then.
+    # The name of a file may have [ in it, and is not a pattern then.
     there = beside.is_file() if place.is_file() else glob.glob(str(beside))
     return str(beside) if there else None
 

@@ -218,7 +218,7 @@ class HuggingFaceTokenizer(_LibraryTokenizer):
             self._library = tokenizers.Tokenizer.from_str(text)
         # The library raises bare exceptions.
         except Exception as error:
-            raise UserError(f"{file} is no tokenizer.json ({error}); is the file whole?") from error
+            raise UserError(f"{file} is not a tokenizer.json ({error}); is it whole?") from error
         self._library.encode_special_tokens = True
         self._library.no_padding()
         self._library.no_truncation()
@@ -265,7 +265,7 @@ class SentencePieceTokenizer(Tokenizer):
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from error
         except RuntimeError as error:
-            raise UserError(f"{path} is no model of sentencepiece; is the file whole?") from error
+            raise UserError(f"{path} is not a model of sentencepiece; is it whole?") from error
         library = self._library
         self.vocab_size = library.GetPieceSize()
         self.eos_token_id = self.eod_token_id = library.eos_id()
@@ -381,5 +381,5 @@ def _check_text(text: str, where: str = "") -> None:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{where}character {error.start} is half a surrogate pair (\\u"
-            f"{ord(text[error.start]):04x}), which is no character; the text was decoded wrongly"
+            f"{ord(text[error.start]):04x}), which is not a character; the text was decoded wrongly"
         ) from error

@@ -113,7 +113,7 @@ def model_folder(path: Path) -> Path:
         hint = f"it is the output folder of a run; its newest checkpoint is {path / name}"
     elif (path / "config.json").is_file():
         hint = "it is a Hugging Face model"
-    raise UserError(f"{path} has no {PICKLE}, so it is no LiBai checkpoint; {hint}")
+    raise UserError(f"{path} has no {PICKLE}, so it is not a LiBai checkpoint; {hint}")
 
 
 def read_state(path: Path) -> State:

@@ -161,7 +161,7 @@ def read_meta(folder: Path) -> tuple[State, Config]:
     files = sorted(folder.glob("consolidated.*.pth")) + sorted(folder.glob("consolidated.*.safet*"))
     if not (folder / META_SETTINGS).is_file() or not files:
         raise UserError(
-            f"{folder} is no model of Meta's; expected {META_SETTINGS} and consolidated.00.pth"
+            f"{folder} is not a model of Meta's; expected {META_SETTINGS} and consolidated.00.pth"
         )
     try:
         params = json.loads((folder / META_SETTINGS).read_text(encoding="utf-8"))

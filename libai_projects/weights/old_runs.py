@@ -240,7 +240,7 @@ def write(source: Path, target: Path, *, graph: bool, force: bool = False) -> Pa
     found = read_checkpoint(source)
     step, kept = found.state["step"], found.state["train_step"]
     if "param_groups" not in kept:
-        raise UserError(f"{source} is no checkpoint of a LiBai model's run: it names no parameters")
+        raise UserError(f"{source} is not a checkpoint of a LiBai run: it names no parameters")
     if not graph and (found.state["config"]["train"].get("num_accumulation_steps") or 1) > 1:
         raise UserError(
             f"{source} is of a run that accumulates gradients, whose steps LiBai counts otherwise "

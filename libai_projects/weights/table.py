@@ -109,7 +109,7 @@ class Table:
         their_linear_is_out_in: whether linear weights are (out, in) there.
         rows: rows that the vocabulary has in files which do not say how many of them are padding.
         derive: adds to settings the sizes that are products of others.
-        read_more, write_more: settings that are no numbers, from config.json's content and to it.
+        read_more, write_more: settings that are not numbers, from config.json's content and to it.
         must_be: settings under which transformers may compute something else, with the value that
             this model takes and why.
         constants: what else goes into config.json.

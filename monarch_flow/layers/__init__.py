@@ -2,7 +2,7 @@
 
     from monarch_flow.layers import MonarchLinear
 
-The README of monarch_flow lists them.
+monarch_flow/docs/layers.md lists them.
 """
 
 # Every layer registers itself for LinearConfig when it is imported.

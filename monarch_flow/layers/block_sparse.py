@@ -53,7 +53,7 @@ class SparsityConfig:
         if isinstance(value, SparsityConfig):
             return value
         if not isinstance(value, Mapping):
-            raise UserError(f"{value!r} is no sparsity config: give a mapping with '{TARGET}'")
+            raise UserError(f"{value!r} is not a sparsity config: give a mapping with '{TARGET}'")
         cls, options = split_target(value, _PATTERNS, "sparsity config")
         return cls(**fill_options(options, cls, (), cls.__name__))
 

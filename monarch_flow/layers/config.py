@@ -56,7 +56,7 @@ def split_target(
     package, _, name = target.rpartition(".")
     if package and not f"{package}.".startswith(_PACKAGES):
         raise UserError(
-            f"'{target}' is no {what} of this package: a target starts with 'monarch_flow.'; "
+            f"'{target}' is not a {what} of this package: a target starts with 'monarch_flow.'; "
             f"{choices(name, known)}"
         )
     if name not in known:
@@ -154,7 +154,7 @@ class LinearConfig:
             value = _short_names[value]
         if not isinstance(value, Mapping):
             raise UserError(
-                f"{value!r} is no linear layer: give None, a short name or a mapping with "
+                f"{value!r} is not a linear layer: give None, a short name or a mapping with "
                 f"'{TARGET}'"
             )
         short = value.get(TARGET)
@@ -264,7 +264,7 @@ def compiled(expression: str) -> re.Pattern[str]:
     try:
         return re.compile(expression)
     except re.error as error:
-        raise UserError(f"{expression!r} is no regular expression: {error}") from None
+        raise UserError(f"{expression!r} is not a regular expression: {error}") from None
 
 
 def _build_like(old: nn.Linear, name: str, config: LinearConfig) -> nn.Module:

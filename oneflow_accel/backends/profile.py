@@ -60,7 +60,7 @@ def _read(text: str) -> Profile:
     except OSError as error:
         names = sorted(each.stem for each in FOLDER.glob("*.json"))
         raise UserError(
-            f"{where} is no profile and no file of one ({error.strerror}); profiles are "
+            f"{where} is neither a profile nor a file of one ({error.strerror}); profiles are "
             f"{', '.join(names)}; {did_you_mean(text, names)}".removesuffix("; ")
         ) from error
     except ValueError as error:

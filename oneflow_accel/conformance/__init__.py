@@ -139,7 +139,7 @@ def _run(
         # One that was ended may have left half a line.
         lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     if not lines and not ended and tries > 1:
-        # One start of several processes in a hundred hangs (README, Troubleshooting).
+        # One start of several processes in a hundred hangs (docs/troubleshooting.md).
         return _run(device, numbers, processes, tries - 1)
     why = f"it did not end in {_PATIENCE:.0f} s"
     if ended:

@@ -266,7 +266,7 @@ def _parsed(text: str) -> frozenset[str]:
 
 
 def known_names(names: Sequence[str], where: str) -> frozenset[str]:
-    """The names; UserError, which begins with `where`, for one that is no operation's and no
+    """The names; UserError, which begins with `where`, for one that is not an operation's and no
     implementation's."""
     known = set(operations())
     for operation in _operations.values():

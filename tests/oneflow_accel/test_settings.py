@@ -1,4 +1,4 @@
-"""The environment variables: all are checked, at import, and the README has them as they are."""
+"""The environment variables: all are checked, at import, and their page has them as they are."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def test_a_mistyped_name_is_warned_of(
     ]
 
 
-@pytest.mark.parametrize("readme", ["README.md", "README_zh-CN.md"])
-def test_the_readme_has_them_all(readme: str) -> None:
-    rows = {name: cells for name, *cells in ROW.findall((REPOSITORY / readme).read_text())}
+@pytest.mark.parametrize("page", ["docs/environment.md", "docs/zh-CN/environment.md"])
+def test_the_page_has_them_all(page: str) -> None:
+    rows = {name: cells for name, *cells in ROW.findall((REPOSITORY / page).read_text())}
     assert set(rows) == set(settings.ALL)
     for name, (meaning, default) in rows.items():
         variable = settings.ALL[name]
         if variable.choices:
-            # A switch's README names the one that is not the default.
+            # A switch's row names the one that is not the default.
             shown = {False: "0"}.get(variable.default, variable.default)
             assert default.strip() == f"`{shown}`" or shown is None, name
             for choice in set(variable.choices) - {shown}:

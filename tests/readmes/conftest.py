@@ -30,7 +30,7 @@ from tests.torch_writer import save_torch_file
 COPIED = ("resnet50_imagenet", "libai_projects")
 DATA = REPOSITORY / "tests" / "data"
 TIMEOUT = 200
-# One in a hundred starts of several processes hangs (README, Troubleshooting).
+# One in a hundred starts of several processes hangs (docs/troubleshooting.md).
 TRIES = 2
 
 

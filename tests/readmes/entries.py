@@ -266,6 +266,8 @@ COMMANDS: dict[str, Run | Dry | NotRun] = {
     ),
     # MagicPrompt
     "export MAGICPROMPT_VOCAB=/path/to/vocab.json MAGICPROMPT_MERGES=/path/to/merges.txt": Run(),
+    "python tools/train_net.py projects/MagicPrompt/configs/gpt2_small_cpu.py --dummy "
+    "--fast-dev-run": Run(f"{TINY_GPT} train.output_dir={{runs}}/at_once", LIBAI),
     PREPARE: Run(
         cwd=LIBAI, replace={"prompts.txt": "{prompts}", "valid.txt": "{prompts}"}, expect="prompts"
     ),

@@ -82,10 +82,10 @@ def test_every_document_is_read() -> None:
     assert sorted(listed.stdout.split()) == sorted([*DOCUMENTS, "CHANGELOG.md"])
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.endswith("_zh-CN.md")])
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if "zh-CN" in name])
 def test_a_chinese_twin_says_the_same(name: str) -> None:
     """The same commands, blocks, names and headings of the same depth, in the same order."""
-    english = name.replace("_zh-CN", "")
+    english = re.sub("_zh-CN|zh-CN/", "", name)
     ours, theirs = read_document(name), read_document(english)
     assert ours.blocks == theirs.blocks
     assert sorted(ours.commands) == sorted(theirs.commands)
@@ -99,6 +99,24 @@ def test_a_chinese_twin_says_the_same(name: str) -> None:
         for file in (name, english)
     ]
     assert depths[0] == depths[1]
+
+
+def anchors(path: Path) -> set[str]:
+    """Of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_leads_somewhere(name: str) -> None:
+    """Files, and headings in them; not what lies on other hosts."""
+    here = REPOSITORY / name
+    for link in re.findall(r"\]\(([^)\s]+)\)", here.read_text(encoding="utf-8")):
+        if not link.startswith("https://"):
+            file, _, anchor = link.partition("#")
+            target = (here.parent / file) if file else here
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
 
 
 def test_every_command_has_an_entry(

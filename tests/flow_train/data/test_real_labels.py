@@ -85,9 +85,9 @@ def test_other_images_are_refused(names, words, tmp_path):
     [
         ("{", "are no JSON.*reassessed-imagenet"),
         ("[" * 100_000, "are no JSON"),
-        ({"1": [2]}, "no list with a list of classes"),
-        ([], "no list with a list of classes"),
-        ([[1], 2], "entry 2 is no list of class indices, but '2'"),
+        ({"1": [2]}, "not a list with a list of classes"),
+        ([], "not a list with a list of classes"),
+        ([[1], 2], "entry 2 is not a list of class indices, but '2'"),
         ([[1], [True]], "entry 2"),
         ([[-1]], "entry 1"),
         ([["3"]], "entry 1"),

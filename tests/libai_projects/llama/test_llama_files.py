@@ -110,7 +110,7 @@ def test_damaged_folders_of_metas(tmp_path: Path) -> None:
     folder = write_meta(tmp_path / "meta", files=2)
     for change, text in (
         (lambda: (folder / "params.json").write_text("{"), "does not tell n_heads"),
-        (lambda: (folder / "params.json").unlink(), "no model of Meta's"),
+        (lambda: (folder / "params.json").unlink(), "not a model of Meta's"),
     ):
         change()
         with pytest.raises(UserError, match=text):

@@ -211,7 +211,7 @@ def test_fifty_thousand_lines_in_several_processes(
         (["bad.txt"], "of 2 lines 0 are empty and 2 bad, the first bad.txt:1: not UTF-8"),
         (
             ["p.txt", "image.png"],
-            "image.png is no text: 2 of its 3 lines are bad, such as image.png:1",
+            "image.png is not text: 2 of its 3 lines are bad, such as image.png:1",
         ),
         (["p.txt", "--output-prefix", "old"], "old.bin exist already; --overwrite"),
         (["p.txt", "--report", "no/report.json"], "the datasets are made, but --report"),

@@ -200,10 +200,10 @@ def test_files_that_are_none(byte_level: Path, model_file: Path, tmp_path: Path)
         (tmp_path / "nowhere", "there is no tokenizer at '.*nowhere': give --tokenizer a"),
         ("", "there is no tokenizer at ''"),
         (empty, r"empty has no tokenizer\.json, no tokenizer\.model and no vocab\.json"),
-        (tmp_path / "half.json", r"half\.json is no tokenizer\.json"),
-        (tmp_path / "latin.json", r"latin\.json is no tokenizer\.json \(.utf-8. .* byte 0xfc"),
-        (tmp_path / "half.model", r"half\.model is no model of sentencepiece"),
-        (tmp_path / "text.model", r"text\.model is no model of sentencepiece"),
+        (tmp_path / "half.json", r"half\.json is not a tokenizer\.json"),
+        (tmp_path / "latin.json", r"latin\.json is not a tokenizer\.json \(.utf-8. .* byte 0xfc"),
+        (tmp_path / "half.model", r"half\.model is not a model of sentencepiece"),
+        (tmp_path / "text.model", r"text\.model is not a model of sentencepiece"),
         (tmp_path / "words.json", r"words\.json is not of a kind that is read here: its decoder"),
     ):
         with pytest.raises(UserError, match=message):

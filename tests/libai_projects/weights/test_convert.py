@@ -109,7 +109,7 @@ def test_what_can_be_resumed_is_a_run_of_libai(
     manager.save(Checkpoint({}, state={"step": 1, "train_step": {}}), step=1)
     manager.close()
     assert converted(tmp_path / "images", tmp_path / "out", *resumable, "libai") == 2
-    assert "is no checkpoint of a LiBai model's run" in capsys.readouterr().err
+    assert "is not a checkpoint of a LiBai run" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

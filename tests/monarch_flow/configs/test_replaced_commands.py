@@ -1,4 +1,4 @@
-"""Other projects' commands in the READMEs' tables: each runs, or ends in the line it says."""
+"""Other projects' commands in docs/coming_from.md: each runs, or ends in the line it says."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from monarch_flow import train, validate
 from monarch_flow.config import compose, with_our_names
 from tests.launch import REPOSITORY, run_process
 
-READMES = {"README.md": "## Commands that you know", "README_zh-CN.md": "## 您熟悉的命令"}
+PAGES = {
+    "docs/coming_from.md": "## Commands that you know",
+    "docs/zh-CN/coming_from.md": "## 您熟悉的命令",
+}
 
 
 def table(name: str) -> list[tuple[str, str]]:
     """(command, what the last column has in code first, if that is a command)."""
     text = (REPOSITORY / name).read_text(encoding="utf-8")
-    section = text.partition(f"{READMES[name]}\n")[2].partition("\n## ")[0]
+    section = text.partition(f"{PAGES[name]}\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     found = []
     for _, typed, here in rows[2:]:
@@ -27,7 +30,7 @@ def table(name: str) -> list[tuple[str, str]]:
     return found
 
 
-COMMANDS = table("README.md")
+COMMANDS = table("docs/coming_from.md")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +41,7 @@ def _own_environment(monkeypatch):
 
 def test_both_languages_have_the_same_commands():
     assert len(COMMANDS) == 9
-    assert table("README_zh-CN.md") == COMMANDS
+    assert table("docs/zh-CN/coming_from.md") == COMMANDS
 
 
 @pytest.mark.parametrize("typed", [c for c, _ in COMMANDS if " run.py " in c])

@@ -123,7 +123,7 @@ def test_mappings() -> None:
         ({"_target_": "BlockdiagSparsityConfig", "nblock": 2}, "did you mean 'nblocks'"),
         ({"_target_": "BlockdiagSparsityConfig"}, "needs the option 'nblocks'"),
         ({"nblocks": 2}, "'_target_'"),
-        (3, "no sparsity config"),
+        (3, "not a sparsity config"),
     ],
 )
 def test_wrong_mappings(given: object, text: str) -> None:

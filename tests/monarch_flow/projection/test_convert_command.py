@@ -319,13 +319,13 @@ def test_errors_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str
     text = refused(capsys, "project", sparse, out, "--config", "monarch")
     assert "structured already (blocks.0.mlp.fc1.blkdiag1)" in text
     assert "monarch_flow.convert densify" in text
-    assert "is no regular expression" in refused(capsys, *project, "--include", "(")
+    assert "is not a regular expression" in refused(capsys, *project, "--include", "(")
     for config, message in (
         ("monrach", "did you mean 'monarch'"),
         ("none.yaml", "No such file"),
         ("{_target_: MonarchLinear, nblocks: 0}", "nblocks"),
         ("{_target_: [", "cannot be read as YAML"),
-        ("{_target_: os.system}", "is no linear layer of this package"),
+        ("{_target_: os.system}", "is not a linear layer of this package"),
     ):
         assert message in refused(capsys, "project", dense, out, "--config", config)
     assert "it is dense already" in refused(capsys, "densify", dense, out)

@@ -63,7 +63,7 @@ def test_ddp_needs_the_patch_of_stream_touch_there() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "is no profile and no file of one"),
+        (None, "is neither a profile nor a file of one"),
         ("{", "is not JSON"),
         ('{"device": "tpu", "sources": [], "dtypes": [], "operators": {}}', "'device' is none of"),
         ('{"device": "mlu", "sources": [], "dtypes": []}', "'operators' is not a dict"),

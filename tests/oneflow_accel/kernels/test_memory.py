@@ -67,7 +67,7 @@ def test_empty_cache_returns_memory_to_the_system() -> None:
     assert int(kept[1]) < 20 * MEGABYTE
 
 
-# The README's table says what the variable is for; test_plugin.py what else it may not be.
+# docs/environment.md says what the variable is for; test_plugin.py what else it may not be.
 _CONVOLUTION = """
 import ctypes
 import re
