@@ -83,9 +83,9 @@ def corrupted(data: bytes) -> bytes:
     [
         (TRAIN_IMAGES, lambda data: data[:2000], "cannot read|only"),
         (TRAIN_IMAGES, corrupted, "cannot read"),
-        (TRAIN_IMAGES, lambda data: b"", "is no IDX file .* begins with nothing"),
-        (TRAIN_IMAGES, lambda data: b"<html>404", "is no IDX file .* 3c 68 74 6d"),
-        (TRAIN_IMAGES, lambda data: gzip.compress(b"<html>404 not found"), "is no IDX file"),
+        (TRAIN_IMAGES, lambda data: b"", "is not an IDX file .* begins with nothing"),
+        (TRAIN_IMAGES, lambda data: b"<html>404", "is not an IDX file .* 3c 68 74 6d"),
+        (TRAIN_IMAGES, lambda data: gzip.compress(b"<html>404 not found"), "is not an IDX file"),
         (
             TRAIN_IMAGES,
             lambda data: gzip.compress(gzip.decompress(data)[:-100]),
