@@ -24,6 +24,9 @@ PRECISIONS = {
     "float32",
     "float16": "the same in float16, with a scaled loss",
 }
+# The dtype that matrix products are computed in, and what autocast makes of float32 where it runs.
+PRODUCTS = {name: name for name in PRECISIONS} | {"float32-bf16-products": "bfloat16"}
+CASTS = {"bfloat16": flow.bfloat16, "float16": flow.float16}
 # What PyTorch Lightning, timm and older configs of ours call them.
 _ALIASES = {
     "32": "float32",
@@ -64,11 +67,11 @@ def why_not(backend: Backend, precision: str) -> str | None:
 
 def autocast(backend: Backend, precision: str) -> AbstractContextManager[Any]:
     """What the forward pass and the loss of a training step run in; the backward pass does not."""
-    if precision not in ("bfloat16", "float16"):
+    if precision not in CASTS:
         return nullcontext()
     if not backend.supports("bfloat16_collectives") and distributed.world_size() > 1:
         _move_as_float32()
-    return flow.autocast(device_type=delegate_of(backend.name), dtype=getattr(flow, precision))
+    return flow.autocast(device_type=delegate_of(backend.name), dtype=CASTS[precision])
 
 
 @lru_cache(maxsize=1)
@@ -104,5 +107,4 @@ def set_products(precision: str) -> None:
     if state.loaded:
         flow._oneflow_internal.eager.Sync()
         library = ctypes.CDLL(str(state.path))
-        rounds = precision in ("float32-bf16-products", "bfloat16")
-        library.oneflow_accel_set_bfloat16_products(int(rounds))
+        library.oneflow_accel_set_bfloat16_products(int(PRODUCTS[precision] == "bfloat16"))

@@ -9,7 +9,7 @@ only calls others, and --help, does without.
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from oneflow_accel.precision import PRECISIONS, canonical
 
@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from flow_train.config.schema import Group, Text
 from flow_train.options import TrainerOptions
+from flow_train.sharding import MODES
 
 
 def _share_or_count(value: float) -> float:
@@ -54,9 +55,9 @@ Fixed = Literal["bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"]
 Better = Literal["max", "min"]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what OneFlow's generators take
 Precision = Annotated[str, BeforeValidator(canonical)]
+_PRECISIONS = (32, 16, "bf16", *PRECISIONS)
 ReduceDtype = Literal["float32", "bfloat16"]
-# The names of `sharding.MODES`.
-Fsdp = Literal["full_shard", "full_shard_no_recompute", "shard_grad_op", "hybrid_shard"]
+Fsdp: TypeAlias = Literal[tuple(MODES)]  # type: ignore[valid-type]
 Algorithm = Literal["adamw", "sgd"]
 Mixing = Literal["batch", "pair", "elem"]
 
@@ -106,9 +107,7 @@ class Trainer(Group):
     gradient_clip_val: Above0 | None = Field(
         None, description="largest norm of all gradients together; null: no clipping"
     )
-    precision: Literal[
-        32, 16, "bf16", "float32", "float32-bf16-products", "bfloat16", "float16"
-    ] = Field(
+    precision: Literal[_PRECISIONS] = Field(  # type: ignore[valid-type]
         "float32",
         description="; ".join(f"{name}: {text}" for name, text in PRECISIONS.items()),
     )

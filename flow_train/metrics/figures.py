@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from oneflow_accel import distributed
 from oneflow_accel.backends.base import Backend
-from oneflow_accel.precision import PRECISIONS
+from oneflow_accel.precision import PRODUCTS
 
 import oneflow as flow
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from flow_train.steps.eager import StepFigures, TrainStep
 
 logger = logging.getLogger("oneflow_accel")
-
-# The dtype that a device computes products in, by precision.
-_DTYPES = {name: name for name in PRECISIONS} | {"float32-bf16-products": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class Meter:
     def __init__(self, step: TrainStep, backend: Backend, precision: str) -> None:
         self._step = step
         self._backend = backend
-        self._dtype = _DTYPES[precision]
+        self._dtype = PRODUCTS[precision]
         # The tensors that steps return are this process's share, to be summed over processes.
         self._reduce = not step.returns_global_figures
         self._window = StepWindow()

@@ -109,8 +109,8 @@ class _TrainGraph(nn.Graph):
         self._traced_in: Callable[[], AbstractContextManager[Any]] = partial(
             precisions.autocast, backend, precision
         )
-        if backend.supports("amp") and precision in ("float16", "bfloat16"):
-            self.config.enable_amp(True, dtype=getattr(flow, precision))
+        if backend.supports("amp") and precision in precisions.CASTS:
+            self.config.enable_amp(True, dtype=precisions.CASTS[precision])
             self._traced_in = nullcontext
         if precision == "float16":
             self.set_grad_scaler(flow.amp.GradScaler())

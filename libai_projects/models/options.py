@@ -27,6 +27,7 @@ class ModelOptions(Group, frozen=True):
     vocab_size: Positive
     hidden_size: Positive
     num_attention_heads: Positive
+    max_seq_length: Positive = 1024
     embedding_dropout_prob: Below1 = 0.0
     attention_dropout_prob: Below1 = 0.0
     output_dropout_prob: Below1 = 0.0

@@ -22,6 +22,7 @@ from libai.utils import distributed as dist
 from oneflow import nn
 
 from libai_projects.models.layers import Hidden, Pair, Past, Projection, local_linear
+from libai_projects.models.options import ModelOptions
 from libai_projects.models.processes import BROADCAST, ROWS, Position, local, shares
 
 
@@ -139,7 +140,7 @@ class StepModel:
         layers: each (x, past) to the same shape; see `layers.Past`.
         head: (vocabulary, width), of the logits.
         key_width: numbers of a token's key in each layer; None: as many as of an embedding.
-        vocab_size: columns of the logits: the real vocabulary, without padding rows.
+        options: the model's; logits have its real vocabulary, without padding rows.
         fused_softmax: whether one operator masks and normalizes scores.
     """
 
@@ -150,12 +151,11 @@ class StepModel:
         layers: Sequence[nn.Module],
         norm: nn.Module,
         head: flow.Tensor,
-        vocab_size: int,
-        max_positions: int,
+        options: ModelOptions,
         fused_softmax: bool,
         key_width: int | None = None,
     ) -> None:
-        self.vocab_size, self.max_positions = vocab_size, max_positions
+        self.vocab_size, self.max_positions = options.real_vocabulary, options.max_seq_length
         self._place = place = Position.current()
         backend = dist.get_backend()
         self._device = backend.device()

@@ -292,8 +292,7 @@ class GPT2StepModel(StepModel):
             layers=gpt.transformer.layers,
             norm=gpt.transformer.layernorm_f,
             head=gpt.embeddings.token_embeddings.weight,
-            vocab_size=gpt.options.real_vocabulary,
-            max_positions=gpt.options.max_seq_length,
+            options=gpt.options,
             fused_softmax=bool(gpt.options.scale_mask_softmax_fusion),
         )
 

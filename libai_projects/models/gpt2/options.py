@@ -39,7 +39,6 @@ class GPT2Options(ModelOptions, frozen=True):
     """
 
     ffn_hidden_size: Positive
-    max_seq_length: Positive = 1024
     layernorm_epsilon: Amount = 1e-5
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     bias_gelu_fusion: bool | None = None

@@ -420,8 +420,7 @@ class LlamaStepModel(StepModel):
             layers=llama.layers,
             norm=llama.norm,
             head=llama.token_embeddings.weight if tied else llama.lm_head.weight,
-            vocab_size=options.real_vocabulary,
-            max_positions=options.max_seq_length,
+            options=options,
             fused_softmax=bool(dist.can_fuse(None)),
             key_width=options.num_key_value_heads * options.head_size,
         )
