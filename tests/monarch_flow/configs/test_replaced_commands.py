@@ -10,6 +10,7 @@ import pytest
 
 from monarch_flow import train, validate
 from monarch_flow.config import compose, with_our_names
+from monarch_flow.engine import run as engine_run
 from tests.launch import REPOSITORY, run_process
 
 PAGES = {
@@ -48,7 +49,7 @@ def test_both_languages_have_the_same_commands():
 def test_flys_commands_are_understood(typed, monkeypatch, capsys, tmp_path):
     """As far as the run; what it would run is what the keys say."""
     given = []
-    monkeypatch.setattr(train, "_train", given.append)
+    monkeypatch.setattr(engine_run, "run", given.append)
     words = shlex.split(typed.replace("DIR", str(tmp_path)))[2:]
     assert train.main(words) == 0, capsys.readouterr().err
     (cfg,) = given

@@ -9,13 +9,15 @@ from monarch_flow import train
 from monarch_flow.engine import run as engine_run
 from tests.launch import run_distributed
 
+RUN = engine_run.run
+
 
 @pytest.fixture(autouse=True)
 def ran(monkeypatch):
     for name in ("WORLD_SIZE", "RANK", "DATA_DIR", "RESULT_DIR"):
         monkeypatch.delenv(name, raising=False)
     given = []
-    monkeypatch.setattr(train, "_train", given.append)
+    monkeypatch.setattr(engine_run, "run", given.append)
     return given
 
 
@@ -96,7 +98,7 @@ def test_an_interrupt_says_what_there_is_to_go_on_with(monkeypatch, capsys, tmp_
 
     if saved:
         (tmp_path / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
-    monkeypatch.setattr(train, "_train", engine_run.run)
+    monkeypatch.setattr(engine_run, "run", RUN)
     monkeypatch.setattr(engine_run, "build_data", interrupted)
     places = (f"datamodule.data_dir={tmp_path}", f"run_dir={tmp_path / 'run'}")
     assert train.main(["experiment=mnist/vit", *places]) == 130

@@ -64,7 +64,7 @@ def test_what_it_refuses() -> None:
         replace_linears(model, include="mlp")
     with pytest.raises(UserError, match="is one"):
         replace_linears(nn.Linear(8, 8))
-    with pytest.raises(UserError, match="no regular expression"):
+    with pytest.raises(UserError, match="not a regular expression"):
         replace_linears(model, include="(")
     with pytest.raises(UserError, match="did you mean"):
         replace_linears(model, "monark")

@@ -204,7 +204,7 @@ def test_a_model_is_unchanged_where_it_cannot_be_projected() -> None:
         project_model(model, "monarch")
     with pytest.raises(UserError, match=r"no nn\.Linear has a name"):
         project_model(model, "monarch", include="attention")
-    with pytest.raises(UserError, match="no regular expression"):
+    with pytest.raises(UserError, match="not a regular expression"):
         project_model(model, "monarch", include="(")
     with pytest.raises(UserError, match="is one MonarchLinear"):
         densify_model(MonarchLinear(4, 4))
