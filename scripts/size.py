@@ -23,7 +23,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 3_627),
     "scripts": ("scripts", (".py",), 1_179),
     "patches": ("patches", (".patch",), 1_412),
-    "tests": ("tests", (".py",), 56_639),
+    "tests": ("tests", (".py",), 56_641),
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from scripts import golden_record
 from tests.launch import REPOSITORY, run_process
+from tests.modes import only_all
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,7 @@ def test_a_step_enters_what_trains_and_nothing_that_was_done_before(
     assert found["monarch_flow/models/vit.py"] == ["features"]
 
 
+@only_all
 def test_a_key_goes_from_the_command_line_to_the_layers(environment: dict[str, str]) -> None:
     typed = "mlp_cfg={_target_: MlpCustom, linear1_cfg: {_target_: monarch, nblocks: 2}}"
     found = journey(environment, "key", typed)

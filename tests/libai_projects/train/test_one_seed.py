@@ -19,15 +19,11 @@ from tests.libai_projects.train.test_mode_cycle import (
     run,
     zero,
 )
-from tests.modes import ALL
 
 MODES = (
     Mode("eager", 1),
-    Mode("graph", 1, GRAPH),
-    *([Mode("tensor", 2, TENSOR)] if ALL else []),
     Mode("ZeRO", 2, zero(3)),
-    Mode("graph-tensor", 2, (*GRAPH, *TENSOR)),
-    Mode("tensor-pipeline", 4, (*TENSOR, *PIPELINE)),
+    Mode("graph-tensor-pipeline", 4, (*GRAPH, *TENSOR, *PIPELINE)),
 )
 # A step that moves nothing, and a checkpoint after it; Monarch layers beside dense ones.
 ONE_STEP = (
