@@ -1,11 +1,14 @@
-"""Where a run writes: whether it may and can, what is there already, and whether the run to resume
-is one of this model."""
+"""Where a run writes: whether it may and can, what is there already, whether the run to resume is
+one of this model, and LiBai's metrics.json."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,10 @@ from flow_train.checkpoint.folders import (
     require_no_other_run,
 )
 from flow_train.files import take_lock
-from flow_train.metrics.log import CSV_NAME, JSONL_NAME
+from flow_train.metrics.log import CSV_NAME, JSONL_NAME, JsonLines, Logger, finite_or_none
 from flow_train.metrics.work import adamw_states
 from libai_projects.command.arguments import Options
+from libai_projects.engine.task import THEIR_RESULTS, THEIR_SPLITS
 from libai_projects.models.families import table_of
 from libai_projects.weights import old_runs
 
@@ -204,3 +208,44 @@ def is_ours(checkpoint: Path) -> bool:
     """Whether a checkpoint is of a LiBai config."""
     content = content_of(checkpoint)
     return content is not None and "dataloader" in (content["state"].get("config") or {})
+
+
+class MetricsJson(Logger):
+    """LiBai's metrics.json: an object per line by LiBai's names, `iteration` counting finished
+    iterations."""
+
+    _OF_STEPS: Mapping[str, str] = {
+        "loss": "total_loss",
+        "step_seconds": "time",
+        "data_seconds": "data_time",
+        "lr": "lr",
+        "grad_norm": "grad_norm",
+    }
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = JsonLines(path)
+
+    def log(self, step: int, values: Mapping[str, float], split: str) -> None:
+        if split == "train":
+            line = {
+                theirs: values[ours] for ours, theirs in self._OF_STEPS.items() if ours in values
+            }
+        else:
+            prefix = THEIR_SPLITS.get(split, split)
+            line = {f"{prefix}/{THEIR_RESULTS.get(n, n)}": value for n, value in values.items()}
+        finite = {name: finite_or_none(value) for name, value in line.items()}
+        self._file.add(dict(sorted({"iteration": step, **finite}.items())))
+
+    def truncate(self, step: int) -> None:
+        kept = []
+        for text in self._path.read_text(encoding="utf-8").splitlines():
+            # LiBai's own writer may have left one that is not whole.
+            with suppress(ValueError, KeyError, TypeError):
+                line = json.loads(text)
+                if line["iteration"] <= step:
+                    kept.append(line)
+        self._file.keep(kept)
+
+    def close(self) -> None:
+        self._file.close()

@@ -6,14 +6,12 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.agree import on_rank_0
 from oneflow_accel.backends import Backend
-from oneflow_accel.errors import CheckpointError
 
 import numpy as np
 from libai.config import try_get_key
@@ -22,32 +20,27 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import (
     AUTO_RESUME,
-    Checkpoint,
     newest_checkpoint,
 )
 from flow_train.checkpoint.whole import Spread
 from flow_train.files import replace_file
 from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint, Run
-from flow_train.metrics.log import JsonLines, Logger, finite_or_none
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.options import Position, TrainerOptions
 from flow_train.session import Data, Identity, Recipe, Session
 from libai_projects.command.adapt import amp_precision
 from libai_projects.command.check_files import weights_format
-from libai_projects.command.output import CONFIG_BACKUP, METRICS_NAME, read_backup
+from libai_projects.command.output import CONFIG_BACKUP, METRICS_NAME, MetricsJson, read_backup
 from libai_projects.engine import parts
 from libai_projects.engine.steps import LibaiEagerStep, LibaiGraphStep
-from libai_projects.engine.task import RESULTS, SPLITS, metric_of, replicas
+from libai_projects.engine.task import THEIR_SPLITS, metric_of, replicas
 from libai_projects.weights import load, load_into, old_runs
+from libai_projects.weights.loading import load_checkpoint
 from libai_projects.weights.monarch import KEYS, in_libai_layout
 from monarch_flow.engine.sparse_to_dense import share_of, tell
 from monarch_flow.projection import densify_training_state, structured_layers
 
 RESULT_NAME = "evaluation.json"
-# LiBai's names by ours.
-_SPLITS: Mapping[str, str] = {ours: theirs for theirs, ours in SPLITS.items()}
-_RESULTS: Mapping[str, str] = {ours: theirs for theirs, ours in RESULTS.items()}
-
 logger = logging.getLogger("libai_projects")
 
 
@@ -88,7 +81,7 @@ def train(cfg: DictConfig, backend: Backend, *, resume: bool, profile: int | Non
             parts.make_dense(cfg)
         model = parts.make_model(cfg)
         if resumed is not None:
-            load_model(model, resumed)
+            load_checkpoint(model, resumed)
         elif settings.get("load_weight"):
             parts.load_weights(model, settings.load_weight)
         logger.info(describe(cfg, model))
@@ -154,25 +147,6 @@ def _phase(cfg: DictConfig, model: nn.Module) -> str | None:
     return "structured" if structured_layers(model) else "dense"
 
 
-def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Give a global model of any layout a checkpoint's tensors. CheckpointError where they are
-    those of another. A collective call."""
-    tensors, arrays = model.state_dict(), checkpoint.model
-    wrong = sorted(tensors.keys() - set(arrays))
-    for name in [] if wrong else tensors:
-        array = arrays[name]
-        if array.shape != tuple(tensors[name].shape):
-            wrong.append(name)
-        else:
-            distributed.set_value(tensors[name], array)
-    if wrong:
-        raise CheckpointError(
-            f"{checkpoint.folder} is of another model: {len(wrong)} parameters are not in it or "
-            f"have another shape there, such as {wrong[0]}; resume with the configuration it was "
-            "trained with"
-        )
-
-
 def _hooks(cfg: DictConfig, profile: int | None) -> dict[str, Hook]:
     from flow_train.config import keys  # late: see there
 
@@ -214,47 +188,6 @@ class BestAndNewest(ModelCheckpoint):
                 self.monitor,
                 ", ".join(metrics),
             )
-
-
-class MetricsJson(Logger):
-    """LiBai's metrics.json: an object per line by LiBai's names, `iteration` counting finished
-    iterations."""
-
-    _OF_STEPS: Mapping[str, str] = {
-        "loss": "total_loss",
-        "step_seconds": "time",
-        "data_seconds": "data_time",
-        "lr": "lr",
-        "grad_norm": "grad_norm",
-    }
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = JsonLines(path)
-
-    def log(self, step: int, values: Mapping[str, float], split: str) -> None:
-        if split == "train":
-            line = {
-                theirs: values[ours] for ours, theirs in self._OF_STEPS.items() if ours in values
-            }
-        else:
-            prefix = _SPLITS.get(split, split)
-            line = {f"{prefix}/{_RESULTS.get(n, n)}": value for n, value in values.items()}
-        finite = {name: finite_or_none(value) for name, value in line.items()}
-        self._file.add(dict(sorted({"iteration": step, **finite}.items())))
-
-    def truncate(self, step: int) -> None:
-        kept = []
-        for text in self._path.read_text(encoding="utf-8").splitlines():
-            # LiBai's own writer may have left one that is not whole.
-            with suppress(ValueError, KeyError, TypeError):
-                line = json.loads(text)
-                if line["iteration"] <= step:
-                    kept.append(line)
-        self._file.keep(kept)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class SparseToDense(Hook):
@@ -349,7 +282,7 @@ def evaluate(cfg: DictConfig, backend: Backend, weights: str) -> object:
     task = parts.make_task(cfg)
     results = {}
     for split, loader in loaders.evaluated.items():
-        name = _SPLITS.get(split, split)
+        name = THEIR_SPLITS.get(split, split)
         found = task.evaluate(evaluated, loader, backend)
         results |= {f"{name}/{key}": value for key, value in found.values.items()}
     if distributed.is_main():

@@ -23,6 +23,9 @@ from libai_projects.text.perplexity import evaluate_on
 # LiBai's names of splits and of results, and those in metrics.jsonl.
 SPLITS = {"validation": "val"}
 RESULTS = {"lm_loss": "loss", "lm_loss_PPL": "perplexity", "lm_loss_tokens": "tokens"}
+THEIR_SPLITS, THEIR_RESULTS = (
+    {ours: theirs for theirs, ours in names.items()} for names in (SPLITS, RESULTS)
+)
 
 
 def metric_of(name: str) -> str:

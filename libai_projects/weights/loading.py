@@ -11,12 +11,13 @@ from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.agree import on_rank_0, whole
-from oneflow_accel.errors import UserError
+from oneflow_accel.errors import CheckpointError, UserError
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.checkpoint.folders import Checkpoint
 from libai_projects.weights import huggingface, libai_checkpoints
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.llama import LLAMA, read_meta
@@ -182,6 +183,25 @@ def load_into(model: nn.Module, state: Mapping[str, np.ndarray], *, table: Table
     with flow.no_grad():
         for name, target in targets.items():
             _assign(target, state.get(prefix + name))
+
+
+def load_checkpoint(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Give a global model of any layout a checkpoint's tensors. CheckpointError where they are
+    those of another. A collective call."""
+    tensors, arrays = model.state_dict(), checkpoint.model
+    wrong = sorted(tensors.keys() - set(arrays))
+    for name in [] if wrong else tensors:
+        array = arrays[name]
+        if array.shape != tuple(tensors[name].shape):
+            wrong.append(name)
+        else:
+            distributed.set_value(tensors[name], array)
+    if wrong:
+        raise CheckpointError(
+            f"{checkpoint.folder} is of another model: {len(wrong)} parameters are not in it or "
+            f"have another shape there, such as {wrong[0]}; resume with the configuration it was "
+            "trained with"
+        )
 
 
 def gather_state(model: nn.Module, table: Table = GPT2) -> State:

@@ -15,8 +15,8 @@ import oneflow as flow
 import pytest
 
 from flow_train.checkpoint.folders import Checkpoint, newest_checkpoint, read_checkpoint
-from libai_projects.engine.run import load_model
 from libai_projects.weights import convert
+from libai_projects.weights.loading import load_checkpoint
 from tests.launch import run_distributed, run_process
 from tests.libai_projects.patches.engine_run import make_documents, write_dataset
 from tests.libai_projects.patches.partial_series import VARIABLE
@@ -232,8 +232,8 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     placed = {"placement": flow.placement("cpu", [0]), "sbp": flow.sbp.broadcast}
     model = flow.nn.Linear(3, 2).to_global(**placed)
     arrays = {"weight": np.full((2, 3), 7, np.float32), "bias": np.ones(2, np.float32)}
-    load_model(model, Checkpoint(arrays, folder=Path("step-00000003")))
+    load_checkpoint(model, Checkpoint(arrays, folder=Path("step-00000003")))
     assert np.array_equal(model.weight.numpy(), arrays["weight"])
     for wrong in ({"weight": arrays["weight"]}, {**arrays, "bias": np.ones(3, np.float32)}):
         with pytest.raises(CheckpointError, match=r"step-00000003 is of another model: 1 .* bias"):
-            load_model(model, Checkpoint(wrong, folder=Path("step-00000003")))
+            load_checkpoint(model, Checkpoint(wrong, folder=Path("step-00000003")))
