@@ -1,10 +1,13 @@
-"""Lines and files of each package, beside its budget. Exit code 1 where one is over it.
+"""Lines, statements and files of each package, beside its budget of lines. Exit code 1 where one is
+over it.
 
-A commit that raises a budget says what it bought and which lines it made needless.
+A commit that raises a budget says what it bought and which lines it made needless; beyond that an
+issue's allowance may be used, which is named here.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 
@@ -21,30 +24,39 @@ BUDGETS = {
     "vit_10b": ("vit_10b", (".py",), 985),
     "libai_projects": ("libai_projects", (".py",), 14_911),
     "benchmarks": ("benchmarks", (".py",), 3_627),
-    "scripts": ("scripts", (".py",), 1_179),
+    "scripts": ("scripts", (".py",), 884),
     "patches": ("patches", (".patch",), 1_412),
-    "tests": ("tests", (".py",), 56_641),
+    "tests": ("tests", (".py",), 56_629),
 }
+# Of an issue: what it may add to which budget, and for what.
+ALLOWANCES = ((33, "scripts", 307, "mutations.py, and statements here"),)
 
 
-def counts(root: Path = ROOT) -> dict[str, tuple[int, int]]:
-    """Files and lines by name, of what git tracks or could add."""
+def counts(root: Path = ROOT) -> dict[str, tuple[int, int, int]]:
+    """Files, lines, and statements of Python (0 of others) by name, of what git tracks or could
+    add."""
     files = listed_files(root)
     found = {}
     for name, (folder, ends, _) in BUDGETS.items():
         own = [path for path in files if path.startswith(f"{folder}/") and path.endswith(ends)]
-        lines = sum((root / path).read_bytes().count(b"\n") for path in own)
-        found[name] = (len(own), lines)
+        texts = [(root / path).read_bytes() for path in own]
+        nodes = (node for text in texts if ".py" in ends for node in ast.walk(ast.parse(text)))
+        statements = sum(isinstance(node, ast.stmt) for node in nodes)
+        found[name] = len(own), sum(text.count(b"\n") for text in texts), statements
     return found
 
 
 def main(root: Path = ROOT) -> int:
-    over = 0
-    for name, (files, lines) in counts(root).items():
-        budget = BUDGETS[name][2]
+    over, python = 0, [0, 0]
+    for name, (files, lines, statements) in counts(root).items():
+        budget = BUDGETS[name][2] + sum(more for _, key, more, _ in ALLOWANCES if key == name)
         over += lines > budget
         mark = f"  over by {lines - budget:,}" if lines > budget else ""
-        print(f"{name:20} {files:4} files {lines:7,} lines of {budget:7,}{mark}")
+        said = f"{statements:7,} statements" if statements else ""
+        print(f"{name:22} {files:4} files {lines:7,} lines of {budget:7,} {said}{mark}")
+        if statements and name != "tests":
+            python = [python[0] + lines, python[1] + statements]
+    print(f"Python without tests: {python[0]:,} lines, {python[1]:,} statements")
     return 1 if over else 0
 
 

@@ -118,8 +118,8 @@ TRAINERS = {
             ("measured", 1): "--benchmark",
             ("adamw", 1): "--optimizer adamw --scheduler cosine --epochs 2",
             ("profiled", 1): "--profile 1",
-            ("graph", 1): "--graph --grad-accum-steps 2 --clip-grad 0.5 --epochs 2",
-            ("graph-channels", 1): "-a resnet18 --graph --channels-last --freeze-bn --model-ema",
+            ("graph", 1): "-a resnet18 --graph --channels-last --freeze-bn --model-ema "
+            "--grad-accum-steps 2 --clip-grad 0.5 --epochs 2",
             **{
                 (mode, 2): "-a resnet18 --freeze-bn --model-ema --clip-grad 0.5 "
                 f"--multiprocessing-distributed --fsdp {mode}"
@@ -140,10 +140,9 @@ TRAINERS = {
         lines={
             ("plain", 2): "",
             ("dropout", 2): "--pos_dropout 0.1 --att_dropout 0.1 --mlp_dropout 0.1 --init timm",
-            ("kept", 2): "--no_grad_ckpt --no_reshard_after_forward",
             ("flat", 2): "--flatten_parameters --shard_multiple 8 --prefetch --mlp_ratio 2",
             ("sent", 2): "--gather_dtype bfloat16 --clip_grad_norm 0.1 --weight_decay 0.5",
-            ("rows", 2): "--shard_group 1 --prefetch --no_grad_ckpt",
+            ("rows", 2): "--shard_group 1 --prefetch --no_grad_ckpt --no_reshard_after_forward",
             ("whole", 2): "--run_without_fsdp",
             ("resumed", 2): "--resume auto --ckpt_dir {plain} --num_epochs 2",
             ("profiled", 2): "--profile 1",
@@ -164,8 +163,8 @@ TRAINERS = {
         lines={
             ("plain", 1): VIT,
             ("dropout", 1): f"{VIT} model.drop_rate=0.1 model.attn_drop_rate=0.1 "
-            "model.drop_path_rate=0.2 model.qkv_bias=true model.norm_eps=1e-4 model.mlp_ratio=2",
-            ("adamw", 1): f"{VIT} optimizer.betas=[0.8,0.9] optimizer.eps=1e-4 "
+            "model.drop_path_rate=0.2 model.qkv_bias=true model.norm_eps=1e-4 model.mlp_ratio=2 "
+            "optimizer.betas=[0.8,0.9] optimizer.eps=1e-4 "
             "optimizer.amsgrad=true optimizer.weight_decay=0.1 trainer.gradient_clip_val=0.5 "
             "optimizer_param_grouping.bias_weight_decay=true "
             "optimizer_param_grouping.normalization_weight_decay=true",

@@ -1,4 +1,4 @@
-"""scripts/journey.py counts the modules of a training step, and those of a key."""
+"""scripts/journey.py counts the modules of a training step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from scripts import golden_record
 from tests.launch import REPOSITORY, run_process
-from tests.modes import only_all
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +48,3 @@ def test_a_step_enters_what_trains_and_nothing_that_was_done_before(
     assert not [path for path in found if "/config" in path or "build.py" in path]
     assert not [path for path in found if "checkpoint" in path or path.endswith("run.py")]
     assert found["monarch_flow/models/vit.py"] == ["features"]
-
-
-@only_all
-def test_a_key_goes_from_the_command_line_to_the_layers(environment: dict[str, str]) -> None:
-    typed = "mlp_cfg={_target_: MlpCustom, linear1_cfg: {_target_: monarch, nblocks: 2}}"
-    found = journey(environment, "key", typed)
-    assert "parse_override" in found["flow_train/config/compose.py"]
-    # The class that declares it.
-    assert "Model" in found["monarch_flow/config.py"]
-    # The same object, under another name.
-    assert "of" in found["monarch_flow/layers/config.py"]
-    # What gets other options only.
-    assert "monarch_flow/models/attention.py" not in found
-    assert "flow_train/loop.py" not in found

@@ -215,7 +215,6 @@ def test_a_host_that_reads_device_memory_is_told() -> None:
     assert "the host reads or writes memory of an emulated device" in done.stdout
 
 
-# Each way to train, several processes and bfloat16 once.
 QUICK = ("resnet-graph", "vit-monarch", "gpt2", "bf16-gpt2-TP2")
 
 
