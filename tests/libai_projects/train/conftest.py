@@ -8,7 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -54,10 +54,12 @@ NO_DROPOUT = (
 
 def _made_up_prompts(count: int) -> list[str]:
     draw = random.Random(0)
-    words = [
+    words: list[Sequence[str]] = [
         ("a cute pig", "an old castle", "a portrait of a queen", "a city in the rain"),
         ("highly detailed", "digital painting", "oil on canvas", "concept art"),
         ("soft light", "dramatic lighting", "sharp focus", "8 k", "artstation"),
+        # Names enough for a vocabulary of 400 tokens.
+        [f"by {''.join(draw.choices('aeioubdfglmnprst', k=7))}" for _ in range(200)],
     ]
     return [", ".join(draw.choice(part) for part in words) for _ in range(count)]
 
