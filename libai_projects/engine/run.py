@@ -246,7 +246,7 @@ class SparseToDense(Hook):
             return {}
         model = trainer.train_step.evaluated_model()
         found = trainer.task.evaluate(model, loader, trainer.backend, max_batches=1).as_logged()
-        return {name: found[name] for name in ("loss",) if name in found}
+        return {"loss": found["loss"]} if "loss" in found else {}
 
 
 def _gathered(arrays: Any) -> dict[str, np.ndarray]:
