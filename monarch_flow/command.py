@@ -19,10 +19,12 @@ from oneflow_accel.launched import rank as launched_rank
 from omegaconf import DictConfig, OmegaConf
 
 from flow_train.config.help import help_text
-from monarch_flow import vitae_flags
 from monarch_flow.config import COMPOSER, check_data_dir
 
 logger = logging.getLogger("oneflow_accel")
+
+
+_VITAE = "What options of ViTAE's and timm's programs are here: monarch_flow/docs/vitae_options.md"
 
 
 class _Parser(Parser):
@@ -40,7 +42,7 @@ class _Parser(Parser):
                 f"there is no flag {name}: a command is one run; several one after the other, each "
                 "in a process of its own, are a study, which python -m monarch_flow.compare runs"
             )
-        return super().unknown(name)
+        return f"{super().unknown(name)}. {_VITAE}"
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Command:
     """A command that takes a configuration.
 
     `head` and `keys` are shown by --help. `adjust` may change the typed overrides. `check` looks at
-    the configuration before anything runs and raises UserError. `vitae_program` is the ViTAE
-    program this command stands for, "" for none. `report` gets the metrics of a run, on process 0.
+    the configuration before anything runs and raises UserError. `report` gets the metrics of a run,
+    on process 0.
     """
 
     program: str
@@ -57,7 +59,6 @@ class Command:
     keys: Sequence[str] = ()
     adjust: Callable[[Sequence[str]], Sequence[str]] = tuple
     check: Callable[[DictConfig], None] = check_data_dir
-    vitae_program: str = "main.py"
     report: Callable[[Mapping[str, float]], None] = lambda metrics: None
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -69,9 +70,6 @@ class Command:
         parser.add_argument("-cd", "--config-dir", metavar="DIR")
         flags = [*parser.flags(), "-cjob"]
         others = [text for text in argv if text[:1] == "-" and text.split("=")[0] not in flags]
-        if others and (here := vitae_flags.translate(argv, self.vitae_program, flags)) is not None:
-            text = f"these are options of ViTAE's; here it is: {here.command(self.program)}"
-            raise UserError("\n".join([*here.remarks, text]))
         # Here, as argparse would read -cfg as -c with the value fg.
         parser.refuse(others)
         options, words = parser.parse_known_args(argv)

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None, train: Train = _TRAIN) -> int:
 
 
 def _run(argv: Sequence[str], train: Train) -> int:
-    options = Command(PROGRAM, vitae_program="").parse(argv)
+    options = Command(PROGRAM).parse(argv)
     if options.help:
         print(_help(options.config_dir), end="")
         return 0

@@ -109,7 +109,6 @@ COMMAND = Command(
     _KEYS,
     adjust=_adjust,
     check=_check,
-    vitae_program="validate.py",
     report=lambda metrics: print(last_lines(metrics), flush=True),
 )
 

@@ -31,7 +31,7 @@ from flow_train.config.flags import Flags, flag
 from flow_train.config.keys import Positive
 from flow_train.data.workers import OrderedPool
 from flow_train.metrics.console import Progress, format_eta
-from libai_projects.text.indexed_dataset import Writer
+from libai_projects.text.indexed_dataset import DatasetWriter
 
 # Blocks are so small that several processes share even a small file.
 BLOCK_BYTES = 1 << 18
@@ -439,7 +439,7 @@ class CorpusReport:
 def write_corpus(
     paths: Sequence[Path],
     encoder: BlockEncoder,
-    writers: Mapping[str, Writer],
+    writers: Mapping[str, DatasetWriter],
     options: ReadOptions,
     *,
     jsonl: bool | None = None,

@@ -1,5 +1,5 @@
 """The memory-mapped token datasets of LiBai (and Megatron-LM), PREFIX.bin and PREFIX.idx: reads
-them, and writes them, or an older format, whole or not at all.
+them, and writes them whole or not at all.
 
 All numbers are little endian. `.bin` is token ids back to back. `.idx` is
 
@@ -29,16 +29,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from oneflow_accel.errors import DataError
 
 import numpy as np
-import oneflow as flow
 
 from flow_train.files import sync_directory
-
-F = TypeVar("F", bound="_Files")
 
 MAGIC = b"MMIDIDX\x00\x00"
 CACHED_MAGIC = b"TNTIDX\x00\x00"
@@ -245,7 +242,7 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
     if raw.startswith(CACHED_MAGIC):
         raise DataError(
             f"{path} is of the older format that LiBai calls lazy or cached, not mmap. Open it "
-            'with data_impl="cached", or make it again with --dataset-impl mmap'
+            'with data_impl="cached", or make it again'
         )
     if raw[: len(MAGIC)] != MAGIC[: len(raw)]:
         raise _damaged(path, f"is not a dataset's index: it begins with {raw[:9]!r}, not {MAGIC!r}")
@@ -290,55 +287,7 @@ def _check_index(
 _DERIVED = r"_\d+msl_.*\.npy"
 
 
-class _Files:
-    """What writers of a dataset share: its two files, first as `.part` files, which leaving the
-    context takes away."""
-
-    def __init__(self, prefix: str | os.PathLike[str]) -> None:
-        self.prefix = os.fspath(prefix)
-        self._index, self._data = index_file(prefix), data_file(prefix)
-        self._index_part = self._index.with_name(self._index.name + ".part")
-        self._data_part = self._data.with_name(self._data.name + ".part")
-
-    def __enter__(self: F) -> F:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._data_part.unlink(missing_ok=True)
-        self._index_part.unlink(missing_ok=True)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise DataError(
-                f"{self.prefix}.bin and .idx cannot be written: {error.strerror}. Nothing was "
-                "changed; check the space and the permissions of the folder, or choose another "
-                "--output-prefix"
-            ) from error
-
-    def _publish(self) -> None:
-        """Give the files their names, the index last."""
-        try:
-            # From here to the last renaming there is no dataset, never a mixed one.
-            self._index.unlink(missing_ok=True)
-            # Sample indices of an older dataset would cut the new one at wrong places.
-            name = re.escape(self._index.stem)
-            for path in self._index.parent.glob("*.npy"):
-                if re.fullmatch(name + _DERIVED, path.name):
-                    path.unlink()
-            os.replace(self._data_part, self._data)
-            os.replace(self._index_part, self._index)
-            sync_directory(self._index.parent)
-        except OSError as error:
-            raise DataError(
-                f"{self.prefix}.bin and .idx cannot be given their names: {error}. There is no "
-                "dataset of this prefix now; mend the cause and make it again"
-            ) from error
-
-
-class DatasetWriter(_Files):
+class DatasetWriter:
     """Writes PREFIX.bin and PREFIX.idx; leaving the context without `commit` takes all away.
 
     Both are written as `.part` files and renamed by `commit`; the index comes last, and without an
@@ -353,7 +302,10 @@ class DatasetWriter(_Files):
     def __init__(
         self, prefix: str | os.PathLike[str], dtype: np.dtype, overwrite: bool = False
     ) -> None:
-        super().__init__(prefix)
+        self.prefix = os.fspath(prefix)
+        self._index, self._data = index_file(prefix), data_file(prefix)
+        self._index_part = self._index.with_name(self._index.name + ".part")
+        self._data_part = self._data.with_name(self._data.name + ".part")
         self._dtype = dtype
         self._code = next(code for code, known in DTYPES.items() if known == dtype)
         self._sizes: list[np.ndarray] = []
@@ -364,12 +316,16 @@ class DatasetWriter(_Files):
             raise DataError(f"{' and '.join(there)} exist already; --overwrite replaces them")
         self._file = self._open_data()
 
+    def __enter__(self) -> DatasetWriter:
+        return self
+
     def __exit__(self, *exception: object) -> None:
         # After `commit` there is nothing to take away.
         if self._file.closed:
             return
         # Remove first: closing gives the lock away, and then the names may be another process's.
-        super().__exit__(*exception)
+        self._data_part.unlink(missing_ok=True)
+        self._index_part.unlink(missing_ok=True)
         try:
             self._file.close()
         except OSError:
@@ -403,6 +359,36 @@ class DatasetWriter(_Files):
                 os.fsync(file.fileno())
         self._publish()
         self._file.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                f"{self.prefix}.bin and .idx cannot be written: {error.strerror}. Nothing was "
+                "changed; check the space and the permissions of the folder, or choose another "
+                "--output-prefix"
+            ) from error
+
+    def _publish(self) -> None:
+        """Give the files their names, the index last."""
+        try:
+            # From here to the last renaming there is no dataset, never a mixed one.
+            self._index.unlink(missing_ok=True)
+            # Sample indices of an older dataset would cut the new one at wrong places.
+            name = re.escape(self._index.stem)
+            for path in self._index.parent.glob("*.npy"):
+                if re.fullmatch(name + _DERIVED, path.name):
+                    path.unlink()
+            os.replace(self._data_part, self._data)
+            os.replace(self._index_part, self._index)
+            sync_directory(self._index.parent)
+        except OSError as error:
+            raise DataError(
+                f"{self.prefix}.bin and .idx cannot be given their names: {error}. There is no "
+                "dataset of this prefix now; mend the cause and make it again"
+            ) from error
 
     def _open_data(self) -> io.BufferedWriter:
         with self._writing():
@@ -444,36 +430,3 @@ class DatasetWriter(_Files):
             file.write((ends - piece * self._dtype.itemsize).astype("<i8").data)
             address = int(ends[-1])
         file.write(documents.astype("<i8").data)
-
-
-class CachedDatasetWriter(_Files):
-    """LiBai's older format, "lazy" or "cached", by libai's own builder; ids are int32.
-
-    It is slow, a tensor for each sequence, and does not wait for the disk: new datasets should be
-    mmap. Raises DataError where the folder cannot be written to.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        from libai.data.data_utils import indexed_dataset
-
-        super().__init__(prefix)
-        with self._writing():
-            self._data.parent.mkdir(parents=True, exist_ok=True)
-            self._builder = indexed_dataset.make_builder(str(self._data_part), impl="cached")
-
-    def add(self, ids: np.ndarray, sizes: np.ndarray, document_lengths: np.ndarray) -> None:
-        sequences = iter(np.split(ids, np.cumsum(sizes[:-1])) if len(sizes) else [])
-        with self._writing():
-            for length in document_lengths:
-                for _ in range(length):
-                    self._builder.add_item(flow.tensor(next(sequences).astype(np.int32)))
-                self._builder.end_document()
-
-    def commit(self) -> None:
-        """Give the files their names, the index last."""
-        with self._writing():
-            self._builder.finalize(str(self._index_part))
-        self._publish()
-
-
-Writer = DatasetWriter | CachedDatasetWriter

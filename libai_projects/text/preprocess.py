@@ -25,16 +25,11 @@ from libai_projects.text.corpus import (
     BlockEncoder,
     ReadOptions,
     SplitSentences,
-    Writer,
     check_files,
     run_command,
     write_corpus,
 )
-from libai_projects.text.indexed_dataset import (
-    CachedDatasetWriter,
-    DatasetWriter,
-    dtype_for_vocabulary,
-)
+from libai_projects.text.indexed_dataset import DatasetWriter, dtype_for_vocabulary
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 
@@ -70,8 +65,8 @@ class Options(ReadOptions):
 
     output_prefix: str = flag(..., "PREFIX", group=("output data",))
     "PREFIX_KEY_document.bin, .idx"
-    dataset_impl: Literal["lazy", "cached", "mmap"] = flag("mmap")
-    "file format; lazy and cached are one older format"
+    dataset_impl: Literal["mmap"] = flag("mmap")
+    "file format; LiBai's older ones, lazy and cached, can be read but are not written any more"
     log_interval: Positive = flag(100, "N")
     "a line of progress after each N documents, though not more than one in 256 KiB"
 
@@ -102,13 +97,10 @@ def run(argv: Sequence[str]) -> int:
     )
     print(f"vocabulary: {tokenizer.vocab_size} tokens")
     with ExitStack() as stack:
-        writers: dict[str, Writer] = {}
-        for key, place in places.items():
-            if arguments.dataset_impl == "mmap":
-                writers[key] = DatasetWriter(place, dtype, overwrite=True)
-            else:
-                writers[key] = CachedDatasetWriter(place)
-            stack.push(writers[key])
+        writers = {
+            key: stack.enter_context(DatasetWriter(place, dtype, overwrite=True))
+            for key, place in places.items()
+        }
         report = write_corpus(
             arguments.input,
             encoder,
