@@ -33,7 +33,7 @@ logger = logging.getLogger("oneflow_accel")
 
 
 @dataclass(frozen=True)
-class Identity:
+class RunIdentity:
     """What a checkpoint says about the run that wrote it.
 
     `config` is the whole configuration, plain. `phase` names what the model's layers are, where a
@@ -84,7 +84,7 @@ class Trainer:
         options: TrainerOptions,
         calendar: Calendar,
         *,
-        identity: Identity,
+        identity: RunIdentity,
         seed: int,
         hooks: Mapping[str, Hook],
         log: RunLog,
@@ -415,8 +415,8 @@ class Trainer:
 
 
 def val_batches(options: TrainerOptions) -> int | None:
-    """The number of batches used of a validation or test loader; None for all, as
-    `engine.build.build_data` has left out what is beyond trainer.limit_val_batches."""
+    """The number of batches used of a validation or test loader; None for all: a loader has left
+    out already what is beyond trainer.limit_val_batches."""
     if options.fast_dev_run:
         return options.fast_dev_run
     return 0 if options.limit_val == 0 else None

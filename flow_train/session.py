@@ -1,6 +1,6 @@
 """A run: its folder, and what its processes agree on before it begins.
 
-with Session(folder, Identity("net", config), resume="auto") as run:
+with Session(folder, RunIdentity("net", config), resume="auto") as run:
     model = ...
     run.fit(model, task, Data(train, val), Recipe(make_optimizer, lambda epoch: 0.1))
 """
@@ -31,7 +31,7 @@ from flow_train.checkpoint.folders import (
     way_on,
 )
 from flow_train.hooks import Hook, build_hooks
-from flow_train.loop import Data, Identity, Trainer
+from flow_train.loop import Data, RunIdentity, Trainer
 from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME, Logger, RunLog
 from flow_train.options import Calendar, Position, TrainerOptions
@@ -44,9 +44,9 @@ from flow_train.task import ImageTask, Task, TokenTask
 __all__ = [
     "Data",
     "Hook",
-    "Identity",
     "ImageTask",
     "Recipe",
+    "RunIdentity",
     "Session",
     "Task",
     "TokenTask",
@@ -115,7 +115,7 @@ class Session:
     def __init__(
         self,
         folder: Path | str,
-        identity: Identity,
+        identity: RunIdentity,
         resume: str | None = None,
         *,
         backend: Backend | None = None,

@@ -347,7 +347,7 @@ class ImageTask(Task):
 
 
 def _function(criterion: Criterion) -> Criterion:
-    # A module that is no part of the model warns when it is called in a graph.
+    # A module that is not a part of the model warns when it is called in a graph.
     return criterion.forward if isinstance(criterion, nn.Module) else criterion
 
 

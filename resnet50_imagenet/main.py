@@ -9,7 +9,6 @@ r"""Trains, evaluates or benchmarks an image classifier on ImageNet.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -48,7 +47,7 @@ from flow_train.data.images import (
 from flow_train.data.mixup import MixBatch, build_mixup
 from flow_train.data.transforms import IMAGENET, EvalTransform, Transform
 from flow_train.hooks import Hook, ModelCheckpoint, MovingAverage, Run
-from flow_train.loop import Data, Identity
+from flow_train.loop import Data, RunIdentity
 from flow_train.metrics.console import evaluation_lines
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.options import TrainerOptions
@@ -112,7 +111,7 @@ def _run(options: Options, backend: Backend) -> int:
     trains = not (options.evaluate or options.benchmark)
     with Session(
         options.output_dir,
-        Identity(options.arch),
+        RunIdentity(options.arch),
         options.resume,
         backend=backend,
         # An evaluation has no order of images to keep.
@@ -185,7 +184,7 @@ def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None
         _loader(options, train, train=True, num_classes=num_classes),
         _loader(options, val, train=False),
     )
-    run.identity = Identity(options.arch, json.loads(json.dumps(options.model_dump(), default=str)))
+    run.identity = RunIdentity(options.arch, options.model_dump(mode="json"))
     task = ImageTask(optim.CrossEntropy(options.smoothing), num_classes=num_classes, classes=names)
     keeper = ModelCheckpoint(keys.ModelCheckpoint(every_n_train_steps=options.save_freq))
     recipe = _recipe(options, keeper)

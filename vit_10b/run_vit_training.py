@@ -9,7 +9,6 @@ r"""Trains a vision transformer of 10 billion parameters, or of any size, cut ov
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ from flow_train.data.images import (
 )
 from flow_train.data.transforms import IMAGENET, EvalTransform
 from flow_train.hooks import ModelCheckpoint
-from flow_train.loop import Data, Identity
+from flow_train.loop import Data, RunIdentity
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import CrossEntropy, Schedule, build_schedule
 from flow_train.options import TrainerOptions
@@ -157,11 +156,11 @@ def _train(options: Options, backend: Backend) -> None:
 
 
 def _session(options: Options, backend: Backend, *, keeps: bool) -> Session:
-    given = {**options.model_dump(), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
+    given = {**options.model_dump(mode="json"), "norm_eps": {"blocks": BLOCK_EPS, "norm": LAST_EPS}}
     whole = options.run_without_fsdp
     return Session(
         options.ckpt_dir,
-        Identity(shape_of(options).name, json.loads(json.dumps(given, default=str))),
+        RunIdentity(shape_of(options).name, given),
         AUTO_RESUME if options.resume_epoch else options.resume,
         backend=backend,
         seed=options.seed,

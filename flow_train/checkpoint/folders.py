@@ -44,9 +44,9 @@ import numpy as np
 from flow_train.checkpoint.shards import (
     MODEL,
     FileArrays,
-    Layout,
     OwnPieces,
     ShardedArrays,
+    ShardLayout,
     joined,
     write_safetensors,
 )
@@ -86,7 +86,7 @@ class Checkpoint:
     name: str = ""
     folder: Path | None = field(default=None, compare=False)
     # Where the arrays are one process's pieces: how they make up the whole ones.
-    layout: Layout | None = field(default=None, compare=False)
+    layout: ShardLayout | None = field(default=None, compare=False)
 
 
 class CheckpointManager:
@@ -221,7 +221,7 @@ class CheckpointManager:
         with self._new_folder(step) as temporary:
             checksums = {}
             for place in range(processes):
-                layout = Layout.even(processes, place, shapes)
+                layout = ShardLayout.even(processes, place, shapes)
                 pieces = OwnPieces(checkpoint.model, layout, MODEL)
                 lengths = (length for _, length in layout.groups.values())
                 kinds = {
@@ -396,7 +396,7 @@ def _none_whole(folders: Sequence[Path], problems: Sequence[str]) -> CheckpointE
 
 def _opened(folder: Path, content: Mapping[str, Any]) -> Checkpoint:
     """What a verified folder holds. Arrays of shards are read when they are asked for."""
-    layout = Layout.of_json(content["shards"]) if "shards" in content else None
+    layout = ShardLayout.of_json(content["shards"]) if "shards" in content else None
     arrays: list[Mapping[str, np.ndarray]]
     if layout is not None:
         arrays = [ShardedArrays(folder, layout, MODEL), ShardedArrays(folder, layout)]
@@ -479,7 +479,7 @@ def _state_of(folder: Path) -> dict[str, Any]:
         if record["sha256"] != _checksum(content):
             raise _damaged(folder / _STATE, "its content does not match its checksum")
         if "shards" in content:
-            Layout.of_json(content["shards"])
+            ShardLayout.of_json(content["shards"])
         return content
 
 
@@ -673,7 +673,7 @@ def _agreed_shards(
             f"{mine} was written by {theirs} processes and this job cuts the model over "
             f"{mesh.shards if mesh else 1}: start {theirs}, or allow another number with --reshard"
         )
-    layout = Layout.of_json(content["shards"], mesh.place if alike and mesh else 0)
+    layout = ShardLayout.of_json(content["shards"], mesh.place if alike and mesh else 0)
     names = [layout.file_of(place) for place in range(theirs)]
     wanted = [names[layout.place]] if alike else names
     marks_of = distributed.all_gather_json({name: _mark(mine / name) for name in names})

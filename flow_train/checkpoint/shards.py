@@ -50,7 +50,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """`groups` has by the name of a shard its slots and its length; this process has the pieces at
     `place` of `processes`."""
 
@@ -59,7 +59,7 @@ class Layout:
     groups: Mapping[str, tuple[Sequence[Slot], int]]
 
     @classmethod
-    def even(cls, processes: int, place: int, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    def even(cls, processes: int, place: int, shapes: Mapping[str, tuple[int, ...]]) -> ShardLayout:
         """Each tensor cut for itself, without more zeros than needed."""
         slots = [Slot(name, shape) for name, shape in shapes.items()]
         groups = {slot.name: ([slot], -(-slot.size // processes)) for slot in slots}
@@ -73,7 +73,7 @@ class Layout:
         return {"processes": self.processes, "shards": groups}
 
     @classmethod
-    def of_json(cls, content: Mapping[str, Any], place: int = 0) -> Layout:
+    def of_json(cls, content: Mapping[str, Any], place: int = 0) -> ShardLayout:
         groups = {
             name: ([Slot(n, tuple(shape)) for n, shape in group["tensors"]], int(group["length"]))
             for name, group in content["shards"].items()
@@ -120,7 +120,7 @@ class OwnPieces(Pieces):
     """
 
     def __init__(
-        self, arrays: Mapping[str, np.ndarray], layout: Layout, as_key: str | None = None
+        self, arrays: Mapping[str, np.ndarray], layout: ShardLayout, as_key: str | None = None
     ) -> None:
         self._arrays, self._layout, self._as_key = arrays, layout, as_key
         places = layout.places()
@@ -195,7 +195,7 @@ class ShardedArrays(Pieces):
     """The whole arrays of a folder of pieces, by KEY/NAME, or by NAME for the one `key`: each is
     put together when it is asked for. CheckpointError names a file that is not there or damaged."""
 
-    def __init__(self, folder: Path, layout: Layout, key: str | None = None) -> None:
+    def __init__(self, folder: Path, layout: ShardLayout, key: str | None = None) -> None:
         self._folder, self._layout = folder, layout
         self._files: dict[int, Any] = {}
         # What is stored, and of a tensor that is cut where it begins in the whole of its shard.
@@ -265,7 +265,7 @@ class ShardedArrays(Pieces):
         return self._files[place]
 
 
-def joined(parts: Sequence[Mapping[str, np.ndarray]], layout: Layout) -> dict[str, np.ndarray]:
+def joined(parts: Sequence[Mapping[str, np.ndarray]], layout: ShardLayout) -> dict[str, np.ndarray]:
     """Whole tensors by name, of the pieces of all processes in the order of their places."""
     found = {name: array for name, array in parts[0].items() if name not in layout.groups}
     for name, (slots, _) in layout.groups.items():

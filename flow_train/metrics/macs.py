@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.shards import Layout
+from flow_train.checkpoint.shards import ShardLayout
 from flow_train.cli import text_table
 
 Shape = tuple[int, ...]
@@ -50,7 +50,7 @@ class ModuleMacs:
     macs: int
 
 
-def count_parameters(model: nn.Module, layout: Layout | None = None) -> ParameterCount:
+def count_parameters(model: nn.Module, layout: ShardLayout | None = None) -> ParameterCount:
     """Of whole tensors, also where `layout` says that the model has pieces of them."""
     groups = {} if layout is None else layout.groups
     total = trainable = 0

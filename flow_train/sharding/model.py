@@ -15,7 +15,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.shards import Layout, OwnPieces
+from flow_train.checkpoint.shards import OwnPieces, ShardLayout
 from flow_train.sharding.forward import LinearForward, RootForward, UnitForward
 from flow_train.sharding.global_tensors import make_unit
 from flow_train.sharding.units import Shard, ShardingOptions, Unit, unit_of
@@ -132,13 +132,13 @@ class Sharding:
         return [shard for unit in self.units for shard in unit.shards]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ShardLayout:
         """How the shards make up the tensors, with the names and shapes that these had."""
         groups = {shard.name: (shard.slots, shard.length) for shard in self.shards}
         for place in [place for unit in self.units for place in unit.places]:
             for twin in place.twins:
                 groups[twin.slot.name] = ([twin.slot], groups[place.slot.name][1])
-        return Layout(self.mesh.shards, self.mesh.place, groups)
+        return ShardLayout(self.mesh.shards, self.mesh.place, groups)
 
     def named_weights(self) -> Iterator[tuple[str, flow.Tensor]]:
         """Each tensor by its name, whole and local, as `model.named_parameters()` gave it before it

@@ -28,7 +28,7 @@ from flow_train.checkpoint.optimizer_state import (
     load_eager_state,
     state_keys,
 )
-from flow_train.checkpoint.shards import Layout
+from flow_train.checkpoint.shards import ShardLayout
 from flow_train.rng import step_seed
 from flow_train.task import Batch, Sum, Task, to
 
@@ -135,7 +135,7 @@ class TrainStep(ABC):
         images on all processes, not clipped yet."""
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> ShardLayout | None:
         """How the model's parameters are cut over the processes; None where they are not."""
         return None
 

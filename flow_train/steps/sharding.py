@@ -12,7 +12,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from flow_train.checkpoint.shards import Layout, OwnPieces
+from flow_train.checkpoint.shards import OwnPieces, ShardLayout
 from flow_train.sharding import Sharding, fully_shard
 from flow_train.steps.eager import EagerStep
 from flow_train.task import Task
@@ -59,7 +59,7 @@ class ShardedStep(EagerStep):
         return self.sharding.named_gradients()
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ShardLayout:
         return self.sharding.layout
 
     def own(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:

@@ -27,7 +27,7 @@ from flow_train.files import replace_file
 from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint, Run
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.options import Position, TrainerOptions
-from flow_train.session import Data, Identity, Recipe, Session
+from flow_train.session import Data, Recipe, RunIdentity, Session
 from libai_projects.command.adapt import amp_precision
 from libai_projects.command.check_files import weights_format
 from libai_projects.command.output import CONFIG_BACKUP, METRICS_NAME, MetricsJson, read_backup
@@ -51,7 +51,7 @@ def train(cfg: DictConfig, backend: Backend, *, resume: bool, profile: int | Non
     settings, evaluation = cfg.train, cfg.train.evaluation
     folder = Path(settings.output_dir)
     backup = read_backup(folder / CONFIG_BACKUP)
-    identity = Identity(
+    identity = RunIdentity(
         _model_name(cfg), backup, phase=lambda model: _phase(cfg, model), run=folder.name
     )
     # One process's disk may have what another's lacks.

@@ -38,7 +38,7 @@ class OtherRankError(Exception):
 
 
 class OtherRankUserError(OtherRankError, UserError):
-    """Likewise, and it is the user's to mend."""
+    """The same, for an error that the user can mend."""
 
 
 @contextlib.contextmanager

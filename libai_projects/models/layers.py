@@ -39,7 +39,7 @@ from libai.utils import distributed as dist
 from oneflow import nn
 from oneflow.nn.graph import GraphModule
 
-from libai_projects.models.processes import COLUMNS, ROWS, Position, local
+from libai_projects.models.processes import COLUMNS, ROWS, Place, local
 from libai_projects.weights.monarch import QKV_PARTS
 from monarch_flow.layers import BlockdiagLinear, LinearConfig, MonarchLinear, StructuredLinear
 from monarch_flow.parallel import (
@@ -397,7 +397,7 @@ class QueryKeyValue(nn.Module):
         return flow.cat(heads, dim=3).reshape(batch, time, 3 * width)
 
 
-def local_linear(module: nn.Module, place: Position) -> LocalLinear | LocalStructured:
+def local_linear(module: nn.Module, place: Place) -> LocalLinear | LocalStructured:
     """This process's part of one of the layers above, as a function of local tensors."""
     if isinstance(module, Projection):
         names = ("blkdiag1", "blkdiag2") if isinstance(module, MonarchLinear) else ("weight",)
@@ -425,7 +425,7 @@ class LocalLinear:
 
     weight: flow.Tensor
     bias: flow.Tensor | None
-    place: Position
+    place: Place
     split: bool
     product: Product
 
@@ -447,7 +447,7 @@ class LocalStructured:
 
     arrays: tuple[flow.Tensor, ...]
     bias: flow.Tensor
-    place: Position
+    place: Place
     split: bool
 
     def __call__(self, x: flow.Tensor, residual: flow.Tensor | None = None) -> flow.Tensor:

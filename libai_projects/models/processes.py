@@ -32,7 +32,7 @@ def shares(rows: int, processes: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Position:
+class Place:
     """Where a process stands in the layout of `dist.get_dist_util()`; `group` are the ranks that
     hold the shards of its tensors, itself included, in order."""
 
@@ -43,7 +43,7 @@ class Position:
     group: tuple[int, ...]
 
     @classmethod
-    def current(cls) -> Position:
+    def current(cls) -> Place:
         """That of this process: ranks count tensor shards fastest, then replicas, then stages."""
         layout = dist.get_dist_util()
         rank, tensor = dist.get_rank(), layout.tensor_parallel_size

@@ -23,7 +23,7 @@ from oneflow import nn
 
 from libai_projects.models.layers import Hidden, Pair, Past, Projection, local_linear
 from libai_projects.models.options import ModelOptions
-from libai_projects.models.processes import BROADCAST, ROWS, Position, local, shares
+from libai_projects.models.processes import BROADCAST, ROWS, Place, local, shares
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LocalNorm:
 class LocalEmbedding:
     """Rows of an embedding that may be split over tensor parallelism; `place` None: it is whole."""
 
-    def __init__(self, weight: flow.Tensor, place: Position | None = None) -> None:
+    def __init__(self, weight: flow.Tensor, place: Place | None = None) -> None:
         rows = shares(weight.shape[0], 1 if place is None else len(place.group))
         self._place = place if len(rows) > 1 else None
         self._weight = local(weight, BROADCAST if place is None else ROWS)
@@ -60,7 +60,7 @@ class LocalEmbedding:
         return self._place.sum(rows * mine)
 
 
-_LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Position], Any]], ...] = (
+_LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Place], Any]], ...] = (
     ((Linear, Projection), local_linear),
     (LayerNorm, lambda module, _: LocalNorm(local(module.weight), local(module.bias), module.eps)),
     (VocabEmbedding, lambda module, place: LocalEmbedding(module.weight, place)),
@@ -69,7 +69,7 @@ _LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Position], Any
 )
 
 
-def on_this_process(module: nn.Module, place: Position) -> Any:
+def on_this_process(module: nn.Module, place: Place) -> Any:
     """One of LiBai's layers or of `layers`, or a module of such, on local tensors; collective. A
     model's own layer that has weights says itself what it becomes, in `on_this_process`."""
     if hasattr(type(module), "on_this_process"):
@@ -156,7 +156,7 @@ class StepModel:
         key_width: int | None = None,
     ) -> None:
         self.vocab_size, self.max_positions = options.real_vocabulary, options.max_seq_length
-        self._place = place = Position.current()
+        self._place = place = Place.current()
         backend = dist.get_backend()
         self._device = backend.device()
         self._fused_softmax = fused_softmax

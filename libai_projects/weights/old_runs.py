@@ -235,8 +235,8 @@ def _state(folder: Path, global_batch_size: int) -> dict[str, Any]:
 def write(source: Path, target: Path, *, graph: bool, force: bool = False) -> Path:
     """Write a run's checkpoint into the folder `target`, so that LiBai's own trainer goes on from
     it with train.output_dir=target, eagerly or under its graph; returns the checkpoint there.
-    UserError: `source` is no such checkpoint, is damaged, or what LiBai cannot go on from; and as
-    `replaced_folder`."""
+    UserError: `source` is not such a checkpoint, is damaged, or what LiBai cannot go on from; and
+    as `replaced_folder`."""
     found = read_checkpoint(source)
     step, kept = found.state["step"], found.state["train_step"]
     if "param_groups" not in kept:

@@ -22,7 +22,7 @@ from flow_train.checkpoint.folders import AUTO_RESUME, Checkpoint
 from flow_train.config.files import save_config
 from flow_train.data.datamodule import ImageDataModule
 from flow_train.hooks import Hook, ModelCheckpoint, build_hooks
-from flow_train.loop import Data, Identity
+from flow_train.loop import Data, RunIdentity
 from flow_train.metrics.log import require_loggers
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import build_loss, build_optimizer, build_schedule
@@ -135,7 +135,7 @@ def _session(
     asked = cfg.seed
     return Session(
         Path(cfg.run_dir),
-        Identity(cfg.model.name, as_plain(cfg), phase_of, run=cfg.name),
+        RunIdentity(cfg.model.name, as_plain(cfg), phase_of, run=cfg.name),
         cfg.resume if keeps and other is None else None,
         backend=backend,
         seed=other.seed if asked is None and other is not None else asked,

@@ -106,7 +106,7 @@ def complete(moment: np.ndarray, known: np.ndarray) -> np.ndarray:
 def with_floor(second: np.ndarray, first: np.ndarray | None) -> np.ndarray:
     """Second moments V (m, n) that AdamW can divide by: positive, at least FLOOR times their mean.
 
-    With `first`, V is also raised to M^2, as a mean of squares is no less than the square of the
+    With `first`, V is also raised to M^2, as a mean of squares is at least the square of the
     mean. Then no entry's first step exceeds the learning rate, whatever the two estimates lack.
     """
     floor = max(FLOOR * float(second.mean()), float(np.finfo(np.float32).tiny))

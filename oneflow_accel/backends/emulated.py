@@ -2,7 +2,7 @@
 streams and events, over the kernels of the CPU.
 
 It shows what a GPU or another card would see of a program, and finds what only holds on a CPU. It
-is no faster than the CPU, and has none of a vendor's numerics. Its library (`emulated/`) fills
+is not faster than the CPU, and has none of a vendor's numerics. Its library (`emulated/`) fills
 OneFlow's device type `mock`, which is empty, and is loaded when the device is asked for.
 """
 

@@ -17,9 +17,9 @@ from flow_train.data.arrays import ArrayLoader
 from flow_train.metrics.log import read_metrics
 from flow_train.session import (
     Data,
-    Identity,
     ImageTask,
     Recipe,
+    RunIdentity,
     Session,
     TokenTask,
     TrainerOptions,
@@ -35,7 +35,7 @@ def train(folder: Path, name: str = "linear", *, start_epoch: int = 0, **options
     data = Data(*(ArrayLoader(ARRAYS, 4, train=train) for train in (True, False)))
     settings = TrainerOptions(**{"max_epochs": 1, **options})
     recipe = Recipe(lambda m: flow.optim.SGD(m.parameters(), lr=0.1), lambda epoch: 0.1, settings)
-    with Session(folder, Identity(name), "auto") as run:
+    with Session(folder, RunIdentity(name), "auto") as run:
         model = run.load(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
         trainer = run.fit(model, ImageTask(), data, recipe, start=start_epoch)
     return trainer.position.step
@@ -67,7 +67,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path) -> None:
     words = "step-00000002: continue with resume=auto"
     with (
         pytest.raises(KeyboardInterrupt, match=words),
-        Session(tmp_path, Identity("linear"), "auto"),
+        Session(tmp_path, RunIdentity("linear"), "auto"),
     ):
         raise KeyboardInterrupt
 
@@ -80,7 +80,7 @@ def train_on_tokens(folder: Path, *, graph: bool) -> None:
     data = Data(*(ArrayLoader(arrays, size, train=train) for train in (True, False)))
     options = TrainerOptions(max_steps=6, val_every_steps=4, log_every=1, graph=graph, clip=0.5)
     recipe = Recipe(lambda m: flow.optim.AdamW(m.parameters(), lr=0.1), lambda epoch: 0.1, options)
-    with Session(folder, Identity("words"), seed=1) as run:
+    with Session(folder, RunIdentity("words"), seed=1) as run:
         model = run.load(nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5)))
         run.fit(model, TokenTask(), data, recipe)
 

@@ -19,7 +19,7 @@ from oneflow import nn
 from flow_train.checkpoint.folders import agreed_checkpoint
 from flow_train.config import keys
 from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint
-from flow_train.loop import Data, Identity, Trainer
+from flow_train.loop import Data, RunIdentity, Trainer
 from flow_train.metrics.log import read_metrics
 from flow_train.options import TrainerOptions
 from flow_train.session import Recipe, Session
@@ -70,7 +70,7 @@ def train(
 
     settings = TrainerOptions(**{"max_epochs": 2, "log_every": 1, **options})
     recipe = Recipe(sgd, lambda epoch: LR, settings, hooks or {})
-    with Session(folder, Identity("words"), "auto", seed=0) as run:
+    with Session(folder, RunIdentity("words"), "auto", seed=0) as run:
         model = run.load(make_model())
         return run.fit(model, TokenTask(), Data(Tokens(batch), Tokens(batch)), recipe)
 

@@ -14,9 +14,9 @@ import safetensors.numpy
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, read_checkpoint
 from flow_train.checkpoint.shards import (
     FileArrays,
-    Layout,
     OwnPieces,
     ShardedArrays,
+    ShardLayout,
     Slot,
     write_safetensors,
 )
@@ -73,14 +73,14 @@ def test_flat_shards_are_cut_anew(
     slots = [Slot(name, shape) for name, shape in SHAPES.items()]
     length = -(-sum(slot.size for slot in slots) // (4 * given)) * 4
     for place in range(given):
-        layout = Layout(given, place, {"flat_shard": (slots, length)})
+        layout = ShardLayout(given, place, {"flat_shard": (slots, length)})
         pieces = OwnPieces(arrays, layout, "exp_avg")
         kinds = {name: (np.dtype(np.float32), (length,)) for name in pieces}
         write_safetensors(tmp_path / layout.file_of(place), kinds, pieces.__getitem__, {})
     whole = ShardedArrays(tmp_path, layout)
     assert set(whole) == {f"exp_avg/{name}" for name in SHAPES}
     for place in range(wanted):
-        even = Layout.even(wanted, place, SHAPES)
+        even = ShardLayout.even(wanted, place, SHAPES)
         ours, theirs = OwnPieces(whole, even), OwnPieces(arrays, even)
         for name in SHAPES:
             np.testing.assert_array_equal(ours[f"exp_avg/{name}"], theirs[name])
@@ -121,9 +121,9 @@ def test_what_is_wrong_is_named(tmp_path: Path, arrays: dict[str, np.ndarray]) -
 
 def test_another_model_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     whole = read_checkpoint(written(tmp_path, arrays, 2))
-    missing = OwnPieces(whole.model, Layout.even(2, 0, {"neck": (3,)}))
+    missing = OwnPieces(whole.model, ShardLayout.even(2, 0, {"neck": (3,)}))
     with pytest.raises(CheckpointError, match="the checkpoint has no neck"):
         missing.piece("", "neck")
-    wider = OwnPieces(whole.model, Layout.even(2, 0, {"scale": (3,)}))
+    wider = OwnPieces(whole.model, ShardLayout.even(2, 0, {"scale": (3,)}))
     with pytest.raises(CheckpointError, match=r"shape \(1,\) in the checkpoint and \(3,\)"):
         wider["scale"]
