@@ -237,6 +237,8 @@ class Trainer:
     def _train_epoch(self) -> bool:
         """Train to the end of the epoch; False where the run ends before."""
         position, batches = self.position, self.calendar.batches
+        # A run that goes on begins in the middle: the loader leaves out what was trained on, and
+        # gives the rest in the order that it would have had.
         position.batch = min(position.batch, batches)
         self.data.train.set_epoch(position.epoch, start_batch=position.batch)
         self.model.train()
@@ -249,6 +251,8 @@ class Trainer:
             for batch, count in self._global_batches(batches - position.batch):
                 waited = time.perf_counter() - waiting_since
                 ends_epoch = position.batch + count == batches
+                # Figures stay on the device until somebody reads them, so that the next step is
+                # prepared while this one runs; only these steps wait for their figures.
                 self.is_log_step = (
                     ends_epoch
                     or position.step + 1 == last_step
@@ -258,11 +262,13 @@ class Trainer:
                 self._run_step(batch, waited)
                 position.batch += count
                 position.step += 1
+                # From here on the step is done: what hooks save now goes on after it.
                 self._each(lambda hook: hook.on_step_end(self))
                 if self.is_log_step:
                     self._write_line()
                 progress.update(count, **lines.shown)
                 lines.break_silence()
+                # At the end of an epoch the epoch's own validation serves.
                 if self._validates_after(position.step) and not ends_epoch:
                     self._validate()
                     self._each(lambda hook: hook.on_pause(self))

@@ -4,8 +4,9 @@
     python scripts/mutations.py replay FILE           how many of those are found today
 
 A breakage is one of a sign, an off-by-one, a dropped branch, a swapped argument. Each is made in a
-copy of the tree and tested by its package's tests, those of its own room first, until one fails, at
-most 90 s. `replay` looks for the line where it stands today; one whose line is gone is told apart.
+copy of the tree and tested by its package's tests, the nearest first, until one fails, at most 90 s
+(--seconds). `replay` looks for the line where it stands today, and tells apart one whose line is
+gone.
 """
 
 from __future__ import annotations
@@ -30,12 +31,11 @@ PACKAGES = (
     *("oneflow_accel", "flow_train", "monarch_flow", "resnet50_imagenet", "vit_10b"),
     "libai_projects",
 )
-SECONDS = 90
 # How many of each are drawn.
 PYTHON, CSRC = 32, 8
 # Where the tests of a room have another name.
 _ROOMS = {
-    "oneflow_accel": {"csrc": "kernels"},
+    "oneflow_accel": {"csrc": "kernels_records"},
     "libai_projects": {
         "inference": "pipeline",
         "models": "magicprompt",
@@ -144,8 +144,8 @@ def of_cpp(file: str, text: str) -> Iterator[Breakage]:
 class Tree:
     """A copy of the working tree, with the environment and the kernels of this one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.root = folder
+    def __init__(self, folder: Path, seconds: int) -> None:
+        self.root, self._seconds = folder, seconds
         for file in listed_files(ROOT):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, folder / file)
@@ -195,7 +195,7 @@ class Tree:
             start_new_session=True,
         )
         try:
-            output, _ = process.communicate(timeout=SECONDS)
+            output, _ = process.communicate(timeout=self._seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             process.communicate()
@@ -207,20 +207,19 @@ class Tree:
 
 
 def tests_of(file: str, root: Path) -> list[str]:
-    """Tests of a file's room, and then the others of its package."""
+    """The test files of a file's package, those first that share most words with its path."""
     package, *rooms = Path(file).with_suffix("").parts
-    names = _ROOMS.get(package, {})
-    rooms = [names.get(rooms[0], rooms[0]), *rooms[1:]]
-    whole, found = root / "tests" / package, []
-    for depth in range(len(rooms), 0, -1):
-        room = whole.joinpath(*rooms[:depth])
-        named = room.with_name(f"test_{room.name}.py")
-        found += [str(each) for each in (named, room) if each.exists() and each != whole]
-    rest = [str(each) for each in sorted(whole.iterdir()) if each.name.startswith("test_")]
-    return [*dict.fromkeys([*found, *rest, str(whole)])]
+    names, whole = _ROOMS.get(package, {}), root / "tests" / package
+    words = {word for room in rooms for word in names.get(room, room).split("_")}
+
+    def strange(test: Path) -> int:
+        its = re.split("[_/]", str(test.relative_to(whole).with_suffix("")))
+        return sum(not any(each.startswith(word) for each in its) for word in words)
+
+    return [str(test) for test in sorted(sorted(whole.rglob("test_*.py")), key=strange)]
 
 
-def draw(file: Path, seed: int) -> None:
+def draw(file: Path, seed: int, seconds: int) -> None:
     """Draw breakages until so many are found as are wanted of each language."""
     chance = random.Random(seed)
     files = [
@@ -229,7 +228,7 @@ def draw(file: Path, seed: int) -> None:
     python = [each for each in files if each.endswith(".py") and "/configs/" not in each]
     csrc = [each for each in files if each.startswith("oneflow_accel/csrc") and each[-4:] == ".cpp"]
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        tree = Tree(Path(folder))
+        tree = Tree(Path(folder), seconds)
         kept, missed = [], 0
         for of_one, names, count in ((of_python, python, PYTHON), (of_cpp, csrc, CSRC)):
             found = 0
@@ -256,12 +255,12 @@ def draw(file: Path, seed: int) -> None:
     print(f"{len(kept)} found, {missed} not, in {file}")
 
 
-def replay(file: Path) -> int:
+def replay(file: Path, seconds: int) -> int:
     """Try those of a file again; the exit code is 1 where more than one is not found."""
     breakages = [Breakage(**each) for each in json.loads(file.read_text())["found"]]
     results = []
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        tree = Tree(Path(folder))
+        tree = Tree(Path(folder), seconds)
         for breakage in breakages:
             results.append(tree.finds(breakage))
             say(breakage, results[-1])
@@ -283,11 +282,12 @@ def main() -> int:
     first, second = commands.add_parser("draw"), commands.add_parser("replay")
     first.add_argument("--seed", type=int, default=33, help="(default: %(default)s)")
     for each in (first, second):
+        each.add_argument("--seconds", type=int, default=90, help="of tests (default: %(default)s)")
         each.add_argument("file", type=Path, help="where the breakages are kept, JSON")
     options = parser.parse_args()
     if options.what == "replay":
-        return replay(options.file)
-    draw(options.file, options.seed)
+        return replay(options.file, options.seconds)
+    draw(options.file, options.seed, options.seconds)
     return 0
 
 

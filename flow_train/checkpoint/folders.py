@@ -203,6 +203,8 @@ class CheckpointManager:
             self._point_to(folder, best)
             self._prune(keep)
 
+        # First all pieces are on disk, then one process per machine gives the folder its name: a
+        # process that fails takes its part away, and the run's last checkpoint stays the newest.
         try:
             written = distributed.all_gather_json(_writing(write, temporary / name))
             checksums = {key: value for found in written for key, value in found.items()}
@@ -301,6 +303,8 @@ class CheckpointManager:
         text = json.dumps(
             {"format": _FORMAT, "sha256": _checksum(content), "content": content}, indent=1
         )
+        # The state is written last and names the checksums of the other files: a folder without it
+        # is not a checkpoint, and one that a crash left behind is never taken for one.
         write_synced(temporary / _STATE, text.encode())
         temporary.chmod(0o755)
         folder = self._unused_name(step)

@@ -24,11 +24,15 @@ class UnitForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         unit, options = self.unit, self.unit.options
+        # Without gradients the whole tensors are needed for this call only.
         if not flow.is_grad_enabled():
             with unit.gathered(train=False):
                 return self._run(*args, **kwargs)
+        # Dropout draws by the unit's own seed: a pass that is computed again draws the same.
         _seed(_seed_of(unit))
         with synchronized([unit], train=True):
+            # Gathered tensors that autograd keeps stay until the backward pass; recomputing lets go
+            # of them here, and gathers them anew there.
             if options.recompute:
                 kept = None if options.reshard_after_forward else _all_gathered(unit)
                 return _recomputed(unit, self._run, (args, kwargs), kept)
@@ -114,6 +118,7 @@ def _recomputed(
 ) -> Any:
     """`run(*args, **kwargs)` of `arguments`, a pair, computed again in the backward pass from its
     inputs; with `kept` the tensors of the unit stay in between."""
+    # A Function takes tensors one by one: those in the arguments first, then the unit's.
     inputs: list[flow.Tensor] = []
     _mapped(arguments, inputs.append)
     count = len(inputs)
@@ -136,6 +141,8 @@ def _recomputed(
 
         @staticmethod
         def backward(ctx: Any, *gradients: flow.Tensor) -> Any:
+            # The same pass once more, from the saved inputs and with the same draws, this time with
+            # a graph of its own; its gradients end in `leaves`.
             saved = ctx.saved_tensors
             own = saved[count:] if kept is not None else unit.all_gather(unit.preceding)
             leaves = list(map(_leaf, [*saved[:count], *own], wanted))
@@ -144,6 +151,8 @@ def _recomputed(
                 out = call(leaves[:count])
             outs = list(out) if isinstance(out, tuple | list) else [out]
             found = _gradients(outs, gradients, leaves)
+            # The whole tensors and activations go before the gradients are sent: both at once would
+            # be the step's largest moment.
             del out, outs, own, leaves
             of_inputs, of_own = found[:count], found[count:]
             del found

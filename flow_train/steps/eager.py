@@ -220,6 +220,8 @@ class EagerStep(TrainStep):
         if self.takes_rates:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
+        # The mean over the whole batch, however it is cut: a part's loss counts by its share of the
+        # images or tokens that the task takes the mean over, and gradients add up.
         units = self.task.units(batch)
         each = (self._backward(part, self.task.units(part) / units) for part in self.parts(batch))
         return reduce(_added, each)._replace(grad_norm=self._update())
@@ -238,9 +240,11 @@ class EagerStep(TrainStep):
     def _update(self) -> flow.Tensor | None:
         """Update the parameters; returns the norm of the gradients."""
         parameters = [value for value in self.model.parameters() if value.requires_grad]
+        # float16 only: a step whose gradients ran over is left out, on all processes alike.
         finite = self._scaler is None or self._scaler.unscale(parameters)
         norm = None
         if finite:
+            # Hooks see gradients as they are summed, before clipping changes them.
             if self.before_update is not None:
                 self.before_update()
             norm = self._clipped(parameters)

@@ -61,6 +61,8 @@ def to_channels_last(model: nn.Module, backend: Backend | None = None) -> nn.Mod
             f"{type(model).__name__} cannot be converted to channels last; run it without. "
             f"What stands in the way:{shown}{more}"
         )
+    # Modules keep their identity and parameters; what changes is their class, whose forward takes
+    # the other axes, and the memory of convolutions' weights.
     done = set()
     for module in model.modules():
         cls: Any = type(module)
