@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MultipleLocator
 
@@ -20,59 +21,70 @@ from benchmarks.results import Row
 
 # Groups with more rows than this are drawn as one bar: the median, with a line to the least.
 MOST_BARS = 25
-# What the short picture shows of a file, and what it calls it.
+# What the short picture shows, in float32 and bfloat16, and what it calls it.
 MODELS = {
-    "ResNet50 inference b8": "ResNet50, inference",
-    "ResNet50 train b16": "ResNet50, training",
-    "ViT-S/16 inference b8": "ViT-S/16, inference",
-    "ViT-S/16 train b8": "ViT-S/16, training",
-    "GPT-2 forward 2x256": "GPT-2, forward",
-    "GPT-2 train 2x256": "GPT-2, training",
-    "GPT-2 greedy b1, 64 new tokens": "GPT-2, one text",
-    "GPT-2 greedy b8, 64 new tokens": "GPT-2, eight texts",
-    "dense vitae-tiny train b8, 224 px": "ViTAE-Tiny, training",
-    "Monarch vit-s train b8": "ViT-S with Monarch, training",
+    "ResNet50, training": ("ResNet50 train b16", "ResNet50 train b16, bf16"),
+    "ViT-S/16, training": ("ViT-S/16 train b8", "ViT-S/16 train b8, bf16"),
+    "GPT-2, training": ("GPT-2 train 2x256", "GPT-2 train 2x256, bf16"),
+    "Llama, training": ("Llama train 1x1024", "Llama train 1x1024, bf16"),
+    "ViT-S with Monarch, training": ("Monarch vit-s train b8", "Monarch vit-s train b8, bf16"),
+    "ViTAE-Tiny, training": (
+        "dense vitae-tiny train b8, 224 px",
+        "dense vitae-tiny train b8, 224 px, bf16",
+    ),
+    "ResNet50, inference": (
+        "ResNet50 inference b8, engines",
+        "ResNet50 inference b8 bf16, engines",
+    ),
+    "ViT-S/16, inference": (
+        "ViT-S/16 inference b8, engines",
+        "ViT-S/16 inference b8 bf16, engines",
+    ),
 }
 # Where a number stands beside the end of its bar.
 _BESIDE: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
-OURS, PEER, STOCK = "#1f6feb", "#f0883e", "#8c959f"
+COLORS = {"float32": "#1f6feb", "bfloat16": "#8250df"}
+PEER, TEXT = "#f0883e", "#57606a"
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
     """Draw the rows of one file into `latest.png` and `models.png` of a folder."""
     _draw_all(rows, folder / "latest.png")
-    found = {row.item: row for row in rows if row.ratio}
-    _draw_models([found[item] for item in MODELS if item in found], folder / "models.png")
+    _draw_models(rows, folder / "models.png")
 
 
 def _draw_models(rows: Sequence[Row], path: Path) -> None:
-    """Three bars for each model on a linear axis: PyTorch is 1."""
-    figure = Figure((8, 0.56 * len(rows) + 1.3), layout="constrained")
+    """Two bars for each model, of one machine, that of the newest row: the fastest peer is 1."""
+    measured = [row for row in rows if row.ratio]
+    machine = max(measured, key=lambda row: row.date).machine if measured else ""
+    found = {row.item: row for row in measured if row.machine == machine}
+    names = [name for name, items in MODELS.items() if found.keys() & set(items)][::-1]
+    shown = [found[item] for name in names for item in MODELS[name] if item in found]
+    figure = Figure((8, 0.5 * len(names) + 1.3), layout="constrained")
     axes = figure.subplots()
-    for y, row in enumerate(reversed(rows)):
-        bars = ((0.27, row.ratio, OURS), (0.0, "1", PEER), (-0.27, row.stock_ratio, STOCK))
-        for shift, text, color in bars:
-            if text:
-                axes.barh(y + shift, float(text), height=0.25, color=color)
-            if text != "1":
-                said, size = (f"{float(text):.2f}", 10) if text else ("not measured", 8)
-                place = (float(text or 0), y + shift)
-                weight = "bold" if color == OURS else "normal"
-                style = {"fontsize": size, "weight": weight, **_BESIDE}
-                axes.annotate(said, place, color=color if color == OURS else "#57606a", **style)
-    names = [MODELS[row.item] for row in reversed(rows)]
+    for y, name in enumerate(names):
+        for item, shift, color in zip(MODELS[name], (0.2, -0.2), COLORS.values(), strict=True):
+            if item not in found:
+                axes.annotate("not measured", (0, y + shift), color=TEXT, fontsize=8, **_BESIDE)
+                continue
+            ratio = float(found[item].ratio)
+            axes.barh(y + shift, ratio, height=0.36, color=color)
+            said = f"{ratio:.2f}  {found[item].peer}"
+            place = (max(ratio, 1.0), y + shift)
+            axes.annotate(said, place, color=TEXT, fontsize=9, **_BESIDE)
     axes.set_yticks(range(len(names)), names, fontsize=11)
-    axes.set_ylim(-0.55, len(rows) - 0.45)
-    axes.set_xlim(0, 1.12 * max([1.0, *(float(row.ratio) for row in rows)]))
-    axes.axvline(1, color=PEER, linewidth=1, linestyle=":")
+    axes.set_ylim(-0.55, len(names) - 0.45)
+    axes.set_xlim(0, 1.25 * max([1.0, *(float(row.ratio) for row in shown)]))
+    axes.axvline(1, color=PEER, linewidth=2)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    where = results.origin(rows).replace("; oneflow", "\noneflow") if rows else ""
-    axes.set_xlabel(f"speed relative to PyTorch on a CPU, longer is faster\n{where}", size=9)
+    where = results.origin(shown).replace("; oneflow", "\noneflow") if shown else ""
+    axes.set_xlabel(f"times as fast as the fastest peer, named beside each bar\n{where}", size=9)
     axes.xaxis.set_major_locator(MultipleLocator(0.5))
-    colors = {"OneFlow with this": OURS, "PyTorch, eager": PEER, "OneFlow without this": STOCK}
-    handles = [Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
-    figure.legend(handles, colors, loc="outside upper center", ncols=3, frameon=False, fontsize=11)
+    handles = [Rectangle((0, 0), 1, 1, color=color) for color in COLORS.values()]
+    handles.append(Line2D([], [], color=PEER, linewidth=2))
+    labels = [*COLORS, "the fastest peer"]
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=11)
     figure.savefig(path, dpi=160)
 
 

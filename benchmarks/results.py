@@ -70,7 +70,7 @@ def origin(rows: Sequence[Row]) -> str:
     dates = sorted({row.date for row in rows})
     days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     machines = dict.fromkeys(row.machine for row in rows)
-    versions = dict.fromkeys(row.versions for row in rows)
+    versions = dict.fromkeys(each for row in rows for each in row.versions.split(", "))
     return f"{', '.join(machines)}; {', '.join(versions)}; {days}"
 
 
