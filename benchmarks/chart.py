@@ -105,8 +105,8 @@ def _draw_all(rows: Sequence[Row], path: Path) -> None:
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_ylim(-0.6, len(bars) - 0.4)
-    axes.set_xlabel("speed relative to PyTorch (bar: ours, gray mark: stock OneFlow)")
-    axes.set_title(results.origin(rows), fontsize=8)
+    axes.set_xlabel("speed relative to the fastest peer (bar: ours, gray mark: stock OneFlow)")
+    axes.set_title(results.origin(rows).replace("; ", "\n"), fontsize=8)
     figure.savefig(path, dpi=110)
 
 
