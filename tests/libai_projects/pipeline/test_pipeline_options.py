@@ -15,7 +15,7 @@ from libai_projects.generation import GenerationOptions
 from libai_projects.inference.options import (
     FOR_CALLERS,
     SAMPLING,
-    ShardLayout,
+    Layout,
     build_parser,
     choose_layout,
     given_sampling_options,
@@ -132,21 +132,21 @@ def test_refuses(argv: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     ("processes", "sizes", "layout"),
     [
-        (1, {}, ShardLayout(1, 1, 1)),
-        (2, {}, ShardLayout(1, 2, 1)),
-        (3, {}, ShardLayout(1, 1, 3)),
-        (4, {}, ShardLayout(1, 2, 2)),
-        (8, {}, ShardLayout(1, 2, 4)),
-        (4, {"tensor": 4}, ShardLayout(1, 4, 1)),
-        (4, {"tensor": 2}, ShardLayout(1, 2, 2)),
-        (4, {"pipeline": 4}, ShardLayout(1, 1, 4)),
-        (4, {"data": 2}, ShardLayout(2, 2, 1)),
-        (4, {"tensor": 1, "pipeline": 1}, ShardLayout(4, 1, 1)),
-        (4, {"tensor": 2, "pipeline": 2}, ShardLayout(1, 2, 2)),
-        (8, {"tensor": 2, "pipeline": 2, "data": 2}, ShardLayout(2, 2, 2)),
+        (1, {}, Layout(1, 1, 1)),
+        (2, {}, Layout(1, 2, 1)),
+        (3, {}, Layout(1, 1, 3)),
+        (4, {}, Layout(1, 2, 2)),
+        (8, {}, Layout(1, 2, 4)),
+        (4, {"tensor": 4}, Layout(1, 4, 1)),
+        (4, {"tensor": 2}, Layout(1, 2, 2)),
+        (4, {"pipeline": 4}, Layout(1, 1, 4)),
+        (4, {"data": 2}, Layout(2, 2, 1)),
+        (4, {"tensor": 1, "pipeline": 1}, Layout(4, 1, 1)),
+        (4, {"tensor": 2, "pipeline": 2}, Layout(1, 2, 2)),
+        (8, {"tensor": 2, "pipeline": 2, "data": 2}, Layout(2, 2, 2)),
     ],
 )
-def test_layouts(processes: int, sizes: dict[str, int], layout: ShardLayout) -> None:
+def test_layouts(processes: int, sizes: dict[str, int], layout: Layout) -> None:
     assert choose_layout(processes, **sizes) == layout
 
 
