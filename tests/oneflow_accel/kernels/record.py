@@ -58,7 +58,7 @@ def case(name: str, *inputs: Input, reduced: int = 1, **attributes: Any) -> Case
 
 
 @dataclass(frozen=True)
-class ShardLayout:
+class Layout:
     """Of global tensors over two processes: 'S(axis)', 'B' or 'P' for each input and the output."""
 
     inputs: tuple[str, ...]
@@ -85,7 +85,7 @@ class Record:
     reference: Callable[..., np.ndarray]
     cases: Sequence[Case]
     gradient: Callable[..., tuple[np.ndarray | None, ...]] | None = None
-    layouts: Sequence[ShardLayout] = field(default_factory=tuple)
+    layouts: Sequence[Layout] = field(default_factory=tuple)
     dtypes: tuple[str, ...] = ("float32",)
     gradient_dtypes: tuple[str, ...] = ("float32", "float64")
     not_finite: Strictness = Strictness.EXACT
