@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from documents import DOCUMENTS, Document, is_python, read_document, read_help
-from entries import BLOCKS, CI, COMMANDS, Code, Dry, NotRun, Run
+from entries import BLOCKS, CI, COMMANDS, Code, Dry, Help, NotRun, Run
 
 from tests.launch import REPOSITORY, run_process
 from tests.readmes.conftest import World
@@ -158,6 +158,12 @@ def test_every_command_has_an_entry(
 )
 def test_command(world: World, command: str) -> None:
     world.run(command)
+
+
+def test_help(helps: dict[str, str]) -> None:
+    for command, entry in COMMANDS.items():
+        if isinstance(entry, Help):
+            assert entry.expect in helps[entry.program], command
 
 
 def test_targets_of_make() -> None:
