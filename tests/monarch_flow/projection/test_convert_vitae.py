@@ -17,7 +17,6 @@ from monarch_flow.convert import main
 from monarch_flow.layers import replace_linears
 from monarch_flow.models import create_model
 from tests.tolerances import assert_close
-from tests.torch_writer import save_torch_file
 
 TINY: dict[str, Any] = {
     "img_size": 32,
@@ -175,27 +174,6 @@ def test_checkpoints(run_dir: Path, tmp_path: Path):
     }
     for name in statistics:
         np.testing.assert_array_equal(sparse.model[name], before.model[name])
-
-
-@pytest.mark.parametrize("averaged", [True, False], ids=["average", "last"])
-def test_published_training_checkpoints(tmp_path: Path, averaged: bool):
-    """`.pth.tar` as the papers' programs write them on several devices, both ways."""
-    options = [] if averaged else ["--no-ema"]
-    for number, (mlp, command) in enumerate(
-        ((None, ["project", "--config", "monarch"]), (MLP, ["densify"]))
-    ):
-        last, average = arrays(vitae(mlp_cfg=mlp)), arrays(vitae(mlp_cfg=mlp))
-        content = {"epoch": 3, "arch": "ViTAE_basic_Tiny", "state_dict_ema": average}
-        content["state_dict"] = {f"module.{name}": array for name, array in last.items()}
-        source = save_torch_file(tmp_path / f"{number}.pth.tar", content)
-        target = tmp_path / f"{number}.safetensors"
-        convert(command[0], source, target, *command[1:], *options)
-        found = arrays(loaded(target, mlp_cfg=None if mlp else MLP))
-        wanted = average if averaged else last
-        same = set(found) & set(wanted)
-        assert len(wanted) - len(same) in (4, 8)
-        for name in same:
-            np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
 
 
 def test_a_run_without_its_average(run_dir: Path, tmp_path: Path):
