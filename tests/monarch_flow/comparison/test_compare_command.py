@@ -285,7 +285,9 @@ def test_mistakes_are_one_message_and_exit_code_2(
     assert not runs.started
 
 
-def test_mistakes_in_the_name_of_a_study(tmp_path, capsys, monkeypatch):
+def test_help_and_mistakes_in_the_name_of_a_study(tmp_path, capsys, monkeypatch):
+    assert compare.main(["--help"]) == 0
+    assert "A small ViT on MNIST" in capsys.readouterr().out
     assert compare.main(["mnist/vit"]) == 2
     assert "did you mean mnist-vit?" in capsys.readouterr().err
     assert compare.main([]) == 2

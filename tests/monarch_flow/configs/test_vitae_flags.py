@@ -17,7 +17,6 @@ from tests.monarch_flow.configs.test_vitae_options import rows
     ("flag", "program", "overrides", "remark"),
     [
         ("--eval_checkpoint", "validate.py", ["eval.ckpt=PATH"], ""),
-        ("-b", "main.py", ["datamodule.batch_size=128"], ""),
         ("--batch-size", "main.py", ["datamodule.batch_size=128"], ""),
         # It turns the averages off in the one and is on anyway in the other.
         ("--model-ema", "validate.py", ["eval.use_ema=false"], ""),
@@ -46,9 +45,6 @@ COMMANDS = {
         "train.lr_base=1e-3 optimizer.weight_decay=.03 datamodule.image_size=224 "
         "trainer.precision=16"
     ),
-    "DIR --model ViTAE_basic_Small --resume=last.pth.tar": (
-        "experiment=imagenet/vitae/small datamodule.data_dir=DIR resume=last.pth.tar"
-    ),
     "DIR --model ViTAE_basic_Tiny --resume last.pth.tar --no-resume-opt": (
         "experiment=imagenet/vitae/tiny datamodule.data_dir=DIR train.init_from.path=last.pth.tar"
     ),
@@ -67,7 +63,6 @@ COMMANDS = {
         "callbacks.ema.decay=${scaled_decay:0.9999}"
     ),
     # Somebody who knows our keys, and one option of theirs.
-    "experiment=mnist/vit --seed 7": "experiment=mnist/vit seed=7",
     "experiment=mnist/vitae-tiny --model ViTAE_basic_Small": (
         "experiment=mnist/vitae-tiny model/vitaemodel=small"
     ),
@@ -132,7 +127,6 @@ def test_every_option_is_translated():
     [
         ("-cfg job", "there is no flag -cfg; did you mean --cfg?"),
         ("--foo", "there is no flag --foo; --help lists the flags"),
-        ("--cnfig-dir x", "there is no flag --cnfig-dir; did you mean --config-dir?"),
         ("-m experiment=mnist/vit", "-m: a command is one run"),
         ("-c settings.yaml", "a file of settings is DIR/experiment/NAME.yaml"),
     ],

@@ -305,3 +305,10 @@ def test_real_labels_are_those_of_the_validation_images(photos, checkpoint, tmp_
     (tmp_path / "test").symlink_to(photos / "validation")
     assert validate.main(arguments(tmp_path, *more)) == 2
     assert "eval.run_val=true" in capsys.readouterr().err
+
+
+def test_help_and_the_configuration(capsys):
+    assert validate.main(["--help", "experiment=mnist/vit"]) == 0
+    assert "DIR/validation" in capsys.readouterr().out
+    assert validate.main(["experiment=mnist/vit", "--cfg", "job"]) == 0
+    assert "run_test: false" in capsys.readouterr().out

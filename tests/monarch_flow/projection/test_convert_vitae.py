@@ -132,7 +132,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_checkpoints(run_dir: Path, tmp_path: Path):
+def test_checkpoints(run_dir: Path, tmp_path: Path, capsys):
     """To a checkpoint with moments and averages, and to a file of the averages."""
     before = read_checkpoint(run_dir / "checkpoints")
     convert("densify", run_dir, tmp_path / "dense", "--join-qkv")
@@ -159,6 +159,9 @@ def test_checkpoints(run_dir: Path, tmp_path: Path):
     )
     np.testing.assert_array_equal(after.optimizer["exp_avg/layers.2.NC.0.attn.qkv.bias"], joined)
     assert after.state["step"] == 7
+    again = ["densify", str(run_dir), str(tmp_path / "dense"), "--overwrite"]
+    assert main(again) == 2
+    assert "is a folder that holds something" in capsys.readouterr().err
     target = tmp_path / "averages.safetensors"
     convert("densify", run_dir, target, "--join-qkv")
     averages = arrays(loaded(target))
