@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from types import ModuleType
-
 import numpy as np
-import pytest
-
-from tests.launch import REPOSITORY
-
-ORACLE = REPOSITORY.parent / "shared" / "docs" / "oracles" / "monarch_check.py"
 
 
 def dense_by_slots(blkdiag1: np.ndarray, blkdiag2: np.ndarray) -> np.ndarray:
@@ -66,15 +58,3 @@ def best_squared_error(
                 values = np.linalg.svd(piece, compute_uv=False)
                 total += float((values[rank:] ** 2).sum())
     return total
-
-
-def load_oracle() -> ModuleType:
-    """The oracle that others wrote from the mathematics alone; skips where it is not there."""
-    if not ORACLE.is_file():
-        pytest.skip("no shared data")
-    spec = importlib.util.spec_from_file_location("monarch_oracle", ORACLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -1,27 +1,22 @@
-"""main.py on two machines: one model, in both forms of the command, and one end."""
+"""main.py on two machines: one model, and one end. Under a launcher: vit_10b."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+
+from oneflow_accel import launched
 
 import numpy as np
 import pytest
 
 from tests.launch import REPOSITORY, free_port, run_process
-from tests.machines import KINDS, Machines, train_until_one_is_killed, two_machines
+from tests.machines import KINDS, train_until_one_is_killed, two_machines
 from tests.resnet50_imagenet.conftest import MAIN, SMALL, losses
 
 STEPS = 3
 # Models that are one model compute the same; see test_runs.py.
 FIXED = (*SMALL, "--freeze-bn", "--lr", "0.0003")
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def machines(request) -> Iterator[Machines]:
-    with two_machines(request.param) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -32,33 +27,22 @@ def one_process(shapes, run_main, tmp_path_factory) -> dict[int, float]:
     return losses(out)
 
 
-def by_launcher(rank: int, address: str, port: int) -> list[str]:
-    launcher = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "1"]
-    launcher += ["--nnodes", "2", "--node_rank", str(rank), "--master_addr", address]
-    return [*launcher, "--master_port", str(port), str(MAIN), "--multiprocessing-distributed"]
-
-
-def by_address(rank: int, address: str, port: int) -> list[str]:
-    form = ["--world-size", "2", "--rank", str(rank), "--dist-url", f"tcp://{address}:{port}"]
-    return [sys.executable, str(MAIN), *form]
-
-
-@pytest.mark.parametrize("form", [by_launcher, by_address])
-def test_two_machines_train_one_model_and_end_together(
-    shapes, machines, one_process, tmp_path, form: Callable[[int, str, int], list[str]]
-):
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_machines_train_one_model_and_end_together(shapes, one_process, tmp_path, kind):
     outs = [tmp_path / "0", tmp_path / "1"]
     # -b is the batch of a node; two launchers at one address are on one node.
-    batch = "4" if machines.prefixes[0] else "8"
+    batch = "4" if kind == "namespaces" else "8"
 
     def command(rank: int, address: str, port: int) -> list[str | os.PathLike[str]]:
         options = ("-b", batch, "--epochs", "100000", "--output-dir", outs[rank])
-        return [*form(rank, address, port), shapes, *FIXED, *options]
+        form = ("--world-size", "2", "--rank", str(rank), "--dist-url", f"tcp://{address}:{port}")
+        return [sys.executable, MAIN, *form, shapes, *FIXED, *options]
 
     def ready() -> bool:
         return (outs[0] / "metrics.jsonl").exists() and len(losses(outs[0])) > STEPS
 
-    ended = train_until_one_is_killed(machines, command, tmp_path, outs, ready, cwd=tmp_path)
+    with two_machines(kind) as machines:
+        ended = train_until_one_is_killed(machines, command, tmp_path, outs, ready, cwd=tmp_path)
     assert ended.code != 0
     assert ended.sentence in ended.output, ended.output
     assert "Traceback" not in ended.output
@@ -85,8 +69,9 @@ sys.exit(main.main())
 def test_main_starts_one_process_for_each_device(shapes, one_process, tmp_path):
     program, out = tmp_path / "two_devices.py", tmp_path / "out"
     program.write_text(TWO_DEVICES)
+    url = f"tcp://127.0.0.1:{free_port()}"
     options = ("--multiprocessing-distributed", "--max-steps", str(STEPS), "--output-dir", out)
-    done = run_process([program, shapes, *FIXED, *options, "--dist-url", address()], timeout=150)
+    done = run_process([program, shapes, *FIXED, *options, "--dist-url", url], timeout=150)
     assert done.returncode == 0, done.stdout
     assert sorted(line for line in done.stdout.splitlines() if "uses device" in line) == [
         "uses device 0",
@@ -96,19 +81,8 @@ def test_main_starts_one_process_for_each_device(shapes, one_process, tmp_path):
     np.testing.assert_allclose(list(ours.values()), list(one_process.values()), rtol=1e-4)
 
 
-def address() -> str:
-    return f"tcp://127.0.0.1:{free_port()}"
-
-
-def test_only_a_launchers_rank_counts():
-    """`main.py` alone sets RANK to -1 when it imports oneflow, which is no launcher's."""
-    code = (
-        "import os, sys\n"
-        "import oneflow_accel\n"
-        "from oneflow_accel import launched\n"
-        "print(os.environ['RANK'], launched.launched(), launched.rank())\n"
-    )
-    assert "-1 False 0" in run_process(["-c", code]).stdout
-    started = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "0"}
-    started["MASTER_PORT"] = address().rpartition(":")[2]
-    assert "0 True 0" in run_process(["-c", code], env=started).stdout
+def test_only_a_launchers_rank_counts(monkeypatch):
+    """OneFlow's import sets RANK to -1, which is no launcher's."""
+    for value, expected in (("-1", (False, 0)), ("0", (True, 0)), ("2", (True, 2))):
+        monkeypatch.setenv("RANK", value)
+        assert (launched.launched(), max(launched.rank(), 0)) == expected

@@ -32,11 +32,9 @@ def test_a_recipe_is_resumed_to_the_last_bit(shapes, run_main, whole, tmp_path) 
     assert losses(out, "val") == losses(whole, "val")
 
 
-@pytest.mark.parametrize("option", ["--graph", "--channels-last"])
-def test_a_recipe_under_graph_and_in_channels_last(
-    shapes, run_main, whole, tmp_path, option
-) -> None:
-    more = (option, "--max-steps", "14", "--output-dir", tmp_path / "out")
+def test_a_recipe_in_channels_last(shapes, run_main, whole, tmp_path) -> None:
+    """Under nn.Graph: test_runs.py."""
+    more = ("--channels-last", "--max-steps", "14", "--output-dir", tmp_path / "out")
     run_main(shapes, *SMALL, *RECIPE, *more)
     ours, theirs = losses(tmp_path / "out"), losses(whole)
     assert ours.keys() == theirs.keys()

@@ -41,7 +41,7 @@ def written(folder: Path, arrays: dict[str, np.ndarray], processes: int, step: i
         manager.close()
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("processes", [1, 3])
 def test_there_and_back(tmp_path: Path, arrays: dict[str, np.ndarray], processes: int) -> None:
     folder = written(tmp_path / "cut", arrays, processes)
     assert consolidate.main(["--ckpt_prefix", str(folder)]) == 0
@@ -64,8 +64,7 @@ def test_there_and_back(tmp_path: Path, arrays: dict[str, np.ndarray], processes
             np.testing.assert_array_equal(checkpoint.model[name], array)
 
 
-@pytest.mark.parametrize("given", [1, 2, 3])
-@pytest.mark.parametrize("wanted", [1, 2, 4])
+@pytest.mark.parametrize(("given", "wanted"), [(1, 4), (3, 2), (2, 1)])
 def test_flat_shards_are_cut_anew(
     tmp_path: Path, arrays: dict[str, np.ndarray], given: int, wanted: int
 ) -> None:

@@ -133,15 +133,6 @@ def test_table(entries):
     )
 
 
-def test_columns_and_notes_that_are_of_no_use_are_left_out(entries):
-    study = Study(name="ours", title="One", rows=[entries[0].run.row])
-    page = format_page(study, entries[:1], None, "monarch_flow.train")
-    assert "before the first step |" not in page
-    assert "state" not in page
-    for words in ("![", "waiting", "fine-tuned", "became dense"):
-        assert words not in page, words
-
-
 def _assert_numbers_inside(figure, panels):
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()

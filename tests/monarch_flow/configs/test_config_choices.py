@@ -99,16 +99,17 @@ def test_keys_that_the_files_leave_out_can_be_set():
     [
         (["optimizer.amsgrad=true"], "optimizer.amsgrad", True),
         (["opt=AdamW"], "optimizer.name", "adamw"),
-        (["optimizer=sgd", "optimizer.dampening=0.1"], "optimizer.dampening", 0.1),
-        (["optimizer=sgd", "optimizer.maximize=true"], "optimizer.maximize", True),
-        (["optimizer=sgd", "optimizer.nesterov=true"], "optimizer.nesterov", True),
+        (
+            ["optimizer=sgd", "optimizer.nesterov=true", "optimizer.maximize=true"],
+            "optimizer.nesterov",
+            True,
+        ),
         (["opt=nesterov"], "optimizer.nesterov", True),
         (["optimizer=momentum"], "optimizer.momentum", 0.9),
         (["optimizer._target_=torch.optim.AdamW"], "optimizer.name", "adamw"),
         (["scheduler.name=CosineLRScheduler"], "scheduler.name", "cosine"),
         (["sched=Cosine", "scheduler.t_in_epochs=true"], "scheduler.t_in_epochs", True),
         (["model.drop_path=0.3"], "model.drop_path_rate", 0.3),
-        (["drop=0.2"], "model.drop_rate", 0.2),
         (["trainer.max_epochs=-1", "trainer.max_steps=5"], "trainer.max_epochs", None),
         (
             ["datamodule.train_transforms.color_jitter=[0.4,0.4,0.4,0.1]"],

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
-
 from oneflow_accel.errors import UserError
 
 import pytest
@@ -14,72 +11,9 @@ from flow_train.optim import build_schedule
 from monarch_flow import train
 from monarch_flow.config import COMPOSER, CONFIGS, compose
 from monarch_flow.engine.run import run
-from monarch_flow.models import create_model
-from tests.monarch_flow.configs.composed import plain
+from tests.monarch_flow.configs.composed import composed
 
 TINY = "imagenet/vitae/tiny"
-PATH = "train.init_from.path=there"
-# 4 processes with 128 images each.
-RECIPE = {
-    "seed": 42,
-    "model.name": "ViTAE_basic_Tiny",
-    "model.img_size": 224,
-    "model.drop_rate": 0.0,
-    "model.drop_path_rate": 0.1,
-    "model.mlp_cfg": None,
-    "trainer.precision": 16,
-    "trainer.max_epochs": 310,
-    "trainer.accumulate_grad_batches": 1,
-    "trainer.gradient_clip_val": None,
-    "trainer.log_every_n_steps": 50,
-    "train.global_batch_size": 512,
-    "train.scheduler_interval": "epoch",
-    # Smoothed labels are mixed, so the loss has nothing left to smooth.
-    "train.loss_fn": {"name": "cross_entropy", "label_smoothing": 0.0},
-    "train.loss_fn_val": {"name": "cross_entropy", "label_smoothing": 0.0},
-    "train.sparse_to_dense.fraction": None,
-    "optimizer": {
-        "name": "adamw",
-        "lr": 1e-3,
-        "weight_decay": 0.03,
-        "betas": [0.9, 0.999],
-        "eps": 1e-8,
-    },
-    "optimizer_param_grouping": {"bias_weight_decay": False, "normalization_weight_decay": False},
-    "scheduler": {
-        "name": "cosine",
-        "t_initial": 300,
-        "lr_min": 1e-5,
-        "warmup_t": 10,
-        "warmup_lr_init": 1e-6,
-        "warmup_prefix": False,
-        "cycle_limit": 1,
-        "cooldown": 10,
-    },
-    "datamodule.batch_size": 128,
-    "datamodule.num_workers": 8,
-    "datamodule.drop_last": True,
-    "datamodule.num_aug_repeats": 0,
-    "datamodule.train_transforms.scale": [0.08, 1.0],
-    "datamodule.train_transforms.ratio": [3 / 4, 4 / 3],
-    "datamodule.train_transforms.interpolation": "random",
-    "datamodule.train_transforms.hflip": 0.5,
-    "datamodule.train_transforms.auto_augment": "rand-m9-mstd0.5-inc1",
-    "datamodule.train_transforms.color_jitter": None,
-    "datamodule.train_transforms.re_prob": 0.25,
-    "datamodule.train_transforms.re_mode": "pixel",
-    "datamodule.train_transforms.re_count": 1,
-    "datamodule.val_transforms.interpolation": "bicubic",
-    "datamodule.val_transforms.crop_pct": 0.9,
-    "datamodule.mixup.mixup_alpha": 0.8,
-    "datamodule.mixup.cutmix_alpha": 1.0,
-    "datamodule.mixup.prob": 1.0,
-    "datamodule.mixup.switch_prob": 0.5,
-    "datamodule.mixup.mode": "batch",
-    "datamodule.mixup.label_smoothing": 0.1,
-    "callbacks.ema": {"decay": 0.99996, "use_num_updates": False},
-    "callbacks.early_stopping": None,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -95,23 +29,6 @@ def processes(monkeypatch):
     return start
 
 
-def composed(experiment, *overrides):
-    """For reading: the same one is returned again."""
-    return composed_once(os.environ["WORLD_SIZE"], f"experiment={experiment}", *overrides)
-
-
-@functools.cache
-def composed_once(number, *overrides):
-    return compose(overrides)
-
-
-def test_recipe_of_tiny(processes):
-    processes(4)
-    cfg = composed(TINY)
-    wrong = {key: plain(cfg, key) for key, value in RECIPE.items() if plain(cfg, key) != value}
-    assert not wrong
-
-
 @pytest.mark.parametrize(
     ("number", "overrides", "images", "rate", "decay"),
     [
@@ -119,7 +36,6 @@ def test_recipe_of_tiny(processes):
         (8, [], 1024, 2e-3, 0.99996**2),
         (1, ["train.global_batch_size=512"], 512, 1e-3, 0.99996),
         (2, ["datamodule.batch_size=64", "train.lr_base=5e-4"], 128, 1.25e-4, 0.99996**0.25),
-        (3, ["datamodule.batch_size=128"], 384, 7.5e-4, 0.99996**0.75),
         (1, ["train.lr_base_size=256", "callbacks.ema.decay=0.9"], 128, 5e-4, 0.9),
     ],
 )
@@ -189,7 +105,7 @@ def leaves(values, prefix=""):
             yield f"{prefix}{key}", value
 
 
-@pytest.mark.parametrize("dense", [TINY, "flowers5/vitae-tiny", "mnist/vitae-tiny"])
+@pytest.mark.parametrize("dense", [TINY, "mnist/vitae-tiny"])
 def test_variants_differ_in_what_they_are_about(dense):
     monarch = composed(f"{dense}-monarch")
     assert differences(composed(dense), monarch) == {"model.mlp_cfg"}
@@ -197,7 +113,7 @@ def test_variants_differ_in_what_they_are_about(dense):
     later = composed(f"{dense}-s2d")
     assert differences(monarch, later) == {"train.sparse_to_dense.fraction"}
     assert later.train.sparse_to_dense.fraction == 0.7
-    projected = composed(f"{dense}-d2s", PATH)
+    projected = composed(f"{dense}-d2s")
     assert projected.train.init_from.project is True
     assert {key.split(".")[0] for key in differences(monarch, projected)} == {
         "train",
@@ -228,32 +144,10 @@ def test_each_size_has_a_recipe_and_a_model():
     assert composed("imagenet/vitae/small-monarch").model.name == "ViTAE_basic_Small"
 
 
-@pytest.mark.parametrize(
-    ("experiment", "parameters"), [(TINY, 4_882_792), ("imagenet/vitae/tiny-monarch", 3_735_912)]
-)
-def test_models_have_the_parameters_of_the_specification(experiment, parameters):
-    arguments = OmegaConf.to_container(composed(experiment).model)
-    model = create_model(**{key: value for key, value in arguments.items() if value is not None})
-    trainable = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    assert trainable == parameters
-
-
-@pytest.mark.parametrize(
-    ("experiment", "classes"), [("flowers5/vitae-tiny-monarch", 5), ("mnist/vitae-tiny", 10)]
-)
-def test_recipes_for_cpus_train(experiment, classes, tmp_path):
-    metrics = run(
-        composed(
-            experiment,
-            "mode=debug",
-            "datamodule=synthetic",
-            "datamodule.num_images=8",
-            f"datamodule.num_classes={classes}",
-            "train.global_batch_size=4",
-            "datamodule.image_size=32",
-            f"work_dir={tmp_path}",
-        )
-    )
+def test_a_recipe_for_cpus_trains(tmp_path):
+    small = ("datamodule=synthetic", "datamodule.num_images=8", "datamodule.num_classes=5")
+    small += ("train.global_batch_size=4", "datamodule.image_size=32", f"work_dir={tmp_path}")
+    metrics = run(composed("flowers5/vitae-tiny-monarch", "mode=debug", *small))
     # Of a guess it is ln(classes).
     assert metrics["train/loss"] < 4
     assert metrics["val/loss"] < 4

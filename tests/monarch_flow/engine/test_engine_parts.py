@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import types
-from dataclasses import dataclass
+from unittest.mock import MagicMock
 
 from oneflow_accel.errors import UserError
 
@@ -145,20 +144,6 @@ def test_callbacks_that_are_null_are_left_out():
         build_hooks({"early_stopping": {"patients": 3}})
 
 
-@dataclass
-class _WandbRun:
-    calls: list
-
-    def __post_init__(self):
-        self.config = types.SimpleNamespace(update=lambda *a, **k: self.calls.append(("config", a)))
-
-    def log(self, values, step):
-        self.calls.append(("log", values, step))
-
-    def finish(self):
-        self.calls.append(("finish",))
-
-
 def _log_with_wandb(tmp_path):
     log = RunLog(
         tmp_path, {"wandb": {"project": "p", "id": None}}, run_name="r", config={}, enabled=True
@@ -168,25 +153,20 @@ def _log_with_wandb(tmp_path):
 
 
 def test_wandb_gets_the_metrics_offline(tmp_path, monkeypatch):
-    calls: list = []
-
-    def init(**settings):
-        calls.append(("init", settings))
-        return _WandbRun(calls)
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    wandb = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     _log_with_wandb(tmp_path)
-    assert calls[0][1]["mode"] == "offline"
-    assert calls[0][1]["project"] == "p"
-    assert ("log", {"train/loss": 1.5, "step": 3}, 3) in calls
-    assert calls[-1] == ("finish",)
+    given = wandb.init.call_args.kwargs
+    assert (given["mode"], given["project"]) == ("offline", "p")
+    run = wandb.init.return_value
+    run.log.assert_called_once_with({"train/loss": 1.5, "step": 3}, step=3)
+    run.finish.assert_called_once_with()
 
 
 def test_wandb_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog):
-    def init(**settings):
-        raise ConnectionError("no network")
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    wandb = MagicMock()
+    wandb.init.side_effect = ConnectionError("no network")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     _log_with_wandb(tmp_path)
     assert "no network" in caplog.text
 

@@ -34,5 +34,3 @@ def test_it_is_once_and_no_best_epoch(run_tiny, tmp_path):
     run_tiny(tmp_path, *options, "resume=auto")
     assert list(values(tmp_path, "val")) == [0, 16]
     assert (tmp_path / "checkpoints/best").read_text().strip() == "step-00000016"
-    run_tiny(tmp_path / "none", *ON, "trainer.limit_val_batches=0", "trainer.max_epochs=1")
-    assert not values(tmp_path / "none", "val")

@@ -151,12 +151,6 @@ def test_a_packed_bias_that_a_model_lacks_is_no_structured_layer(tmp_path):
     assert "structured" not in str(raised.value)
 
 
-def test_a_model_without_head_cannot_get_a_new_one(tmp_path):
-    path = save_torch_file(tmp_path / "w.pth", {"weight": np.zeros((2, 2), "f4")})
-    with pytest.raises(UserError, match=r"Linear has no head\.\*"):
-        initialize(nn.Linear(2, 2), path, project=False, reset_head=True)
-
-
 def test_timms_small_vit_is_named(tmp_path):
     """Two models have the name vit_small_patch16_224."""
     theirs = create_model("deit_small_patch16_224", depth=1, num_classes=10)
@@ -166,3 +160,9 @@ def test_timms_small_vit_is_named(tmp_path):
         initialize(model, path, project=False)
     with pytest.raises(CheckpointError, match=r"timm's is deit_small_patch16_224 here, model/t2t"):
         load_for_evaluation(model, str(path), "vit_small_patch16_224")
+
+
+def test_a_model_without_head_cannot_get_a_new_one(tmp_path):
+    path = save_torch_file(tmp_path / "w.pth", {"weight": np.zeros((2, 2), "f4")})
+    with pytest.raises(UserError, match=r"Linear has no head\.\*"):
+        initialize(nn.Linear(2, 2), path, project=False, reset_head=True)

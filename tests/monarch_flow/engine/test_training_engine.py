@@ -9,19 +9,16 @@ import oneflow_accel
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
-from flow_train.checkpoint.folders import read_checkpoint
 from flow_train.data.datamodule import ImageDataModule
 from flow_train.optim import build_loss, build_optimizer
 from flow_train.steps.eager import EagerStep
 from flow_train.task import ImageTask
 from monarch_flow.engine.build import build_model
 from monarch_flow.engine.run import run
-from tests.modes import ALL, some
+from tests.launch import run_distributed
 from tests.monarch_flow.engine.engine_runs import (
-    EVERYTHING,
-    TEST_IMAGES,
-    VAL_IMAGES,
     config,
     last_checkpoint,
     values,
@@ -96,56 +93,6 @@ def test_accumulation_equals_a_larger_batch(run_tiny, tmp_path):
     assert list(values(tmp_path / "thirds")) == [1, 2, 3, 4, 5, 6]
 
 
-def test_graph_equals_eager(run_tiny, tmp_path):
-    """Clipping by the norm of all groups together, a schedule with a jump, AdamW, validation."""
-    common = ("trainer.gradient_clip_val=0.5", "callbacks.ema={decay: 0.8}")
-    run_tiny(tmp_path / "eager", *common)
-    run_tiny(tmp_path / "graph", *common, "trainer.graph=true")
-    for split in ("train", "val", "test"):
-        eager, graph = (values(tmp_path / way, split) for way in ("eager", "graph"))
-        assert eager.keys() == graph.keys()
-        np.testing.assert_allclose(list(graph.values()), list(eager.values()), rtol=1e-5)
-    ours, theirs = (last_checkpoint(tmp_path / way) for way in ("graph", "eager"))
-    assert ours.optimizer.keys() == theirs.optimizer.keys()
-
-
-def test_average_is_what_is_validated(run_tiny, digits, tmp_path):
-    """The logged validation loss is that of ema/ in the checkpoint, and not of the weights."""
-    run_tiny(tmp_path, "callbacks.ema={decay: 0.95}", "test_after_training=false")
-    checkpoint = last_checkpoint(tmp_path)
-    averages = {
-        name.removeprefix("ema/"): array
-        for name, array in checkpoint.optimizer.items()
-        if name.startswith("ema/")
-    }
-    assert averages.keys() == checkpoint.model.keys()
-    cfg = config(digits, tmp_path / "again")
-    logged = values(tmp_path, "val")[16]
-    assert _val_loss(cfg, averages) == pytest.approx(logged, rel=1e-6)
-    assert abs(_val_loss(cfg, checkpoint.model) - logged) > 1e-4
-
-
-def _val_loss(cfg, arrays: dict[str, np.ndarray]) -> float:
-    from oneflow_accel.layouts import load_standard_state_dict
-
-    import oneflow as flow
-    from omegaconf import OmegaConf
-
-    data = ImageDataModule(**OmegaConf.to_container(cfg.datamodule), seed=cfg.seed)
-    _, model = build_model(cfg, data)
-    load_standard_state_dict(model, arrays)
-    model.eval()
-    losses = []
-    for batch in data.val_loader:
-        with flow.no_grad():
-            scores = model(flow.tensor(batch.images)).numpy().astype(np.float64)
-        shifted = scores - scores.max(axis=1, keepdims=True)
-        logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        losses += list(-logs[np.arange(len(logs)), batch.labels])
-    assert len(losses) == VAL_IMAGES
-    return float(np.mean(losses))
-
-
 def test_evaluation_of_a_checkpoint(run_tiny, tmp_path):
     """The same figures as in training; callbacks that are null are no obstacle."""
     metrics = run_tiny(tmp_path, "trainer.max_epochs=1", "callbacks.ema={decay: 0.9}")
@@ -153,6 +100,9 @@ def test_evaluation_of_a_checkpoint(run_tiny, tmp_path):
     found = run_tiny(tmp_path / "x", f"eval.ckpt={tmp_path / 'checkpoints'}", *options)
     assert found == {name: metrics[name] for name in found}
     assert set(found) == {f"{s}/{m}" for s in ("val", "test") for m in ("loss", "acc", "acctop5")}
+    # The averages are what is validated, and not the weights.
+    last = run_tiny(tmp_path / "x", f"eval.ckpt={tmp_path}", "eval.use_ema=false", *options)
+    assert abs(last["val/loss"] - metrics["val/loss"]) > 1e-4
     only = run_tiny(tmp_path / "x", f"eval.ckpt={tmp_path}", "eval.run_val=false")
     assert set(only) == {"test/loss", "test/acc", "test/acctop5"}
     assert not (tmp_path / "x").exists()
@@ -170,12 +120,6 @@ def test_a_profile_leaves_its_trace_alone(run_tiny, tmp_path, caplog):
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
     assert "a step takes" in caplog.text
     assert "MonarchLinear" in caplog.text
-
-
-def test_limits_of_batches(run_tiny, tmp_path):
-    limits = ("trainer.limit_train_batches=0.5", "trainer.limit_val_batches=1")
-    run_tiny(tmp_path, *limits, "test_after_training=false")
-    assert list(values(tmp_path)) == list(range(1, 9))
 
 
 @pytest.mark.parametrize("limit", ["3", "0.4"])
@@ -222,12 +166,19 @@ def test_best_checkpoints_are_kept(run_tiny, tmp_path):
 
 def test_early_stopping(run_tiny, tmp_path):
     """With a learning rate of 0 no validation is better than the first."""
-    stop = "callbacks.early_stopping={patience: 2}"
+    stop = ("callbacks.early_stopping={patience: 2}", "trainer.min_epochs=5")
     frozen = ("optimizer.lr=0.0", "scheduler.lr_min=0.0", "scheduler.warmup_lr_init=0.0")
-    run_tiny(tmp_path / "a", "trainer.max_epochs=9", stop, *frozen)
-    assert sorted(values(tmp_path / "a", "val")) == [8, 16, 24]
-    run_tiny(tmp_path / "b", "trainer.max_epochs=9", "trainer.min_epochs=5", stop, *frozen)
-    assert sorted(values(tmp_path / "b", "val")) == [8, 16, 24, 32, 40]
+    few = ("trainer.max_epochs=9", "trainer.limit_train_batches=1")
+    run_tiny(tmp_path, *few, *stop, *frozen)
+    assert sorted(values(tmp_path, "val")) == [1, 2, 3, 4, 5]
+
+
+def test_no_validation_where_it_has_no_batches(run_tiny, tmp_path):
+    """Before the first step neither."""
+    options = ("trainer.limit_val_batches=0", "callbacks.initial_validation={}")
+    metrics = run_tiny(tmp_path, *options, "trainer.max_epochs=1")
+    assert {name.partition("/")[0] for name in metrics} == {"train"}
+    assert not values(tmp_path, "val")
 
 
 def test_norm_monitor_against_numpy(run_tiny, tmp_path):
@@ -254,42 +205,9 @@ def test_norm_monitor_against_numpy(run_tiny, tmp_path):
     assert values(tmp_path, "train", "total_param_l1_norm")[2] == pytest.approx(weights, rel=1e-5)
 
 
-def test_step_is_adamw_of_the_paper(digits, tmp_path):
-    """Three steps against Loshchilov and Hutter 2019, algorithm 2, in float64."""
-    cfg = config(digits, tmp_path)
-    backend = oneflow_accel.select_device()
-    data = ImageDataModule(
-        data_dir=digits, dataset="mnist", image_size=28, batch_size=8, val_split=8
-    )
-    model = build_model(cfg, data)[1].to(backend.device())
-    optimizer = build_optimizer(model, {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1})
-    task = ImageTask(build_loss(None))
-    step = EagerStep(model, backend, optimizer, task)
-    name = "blocks.0.mlp.fc1.blkdiag1"
-    parameter = dict(model.named_parameters())[name]
-    seen: list[np.ndarray] = []
-    step.before_update = lambda: seen.append(parameter.grad.numpy().astype(np.float64))
-    expected = parameter.numpy().astype(np.float64)
-    batches = list(data.train_loader)[:3]
-    first, second = 0.0, 0.0
-    for number, batch in enumerate(batches, start=1):
-        step.step(task.arrays(batch), lr=1e-2)
-        first = 0.9 * first + 0.1 * seen[-1]
-        second = 0.999 * second + 0.001 * seen[-1] ** 2
-        scaled = (first / (1 - 0.9**number)) / (np.sqrt(second / (1 - 0.999**number)) + 1e-8)
-        expected = expected - 1e-2 * (scaled + 0.1 * expected)
-        np.testing.assert_allclose(parameter.numpy(), expected, rtol=1e-4, atol=1e-6)
-
-
 def test_two_processes_equal_one(digits, tmp_path):
-    """20 steps on the same global batch, with DistributedDataParallel and under nn.Graph:
-    accumulation, clipping, EMA, norms of gradients, a switch to dense layers in the middle,
-    validation, test. Dropout draws per process, so with it, and with an epoch's last step of fewer
-    batches, the two ways are compared with each other."""
-    from omegaconf import OmegaConf
-
-    from tests.launch import run_distributed
-
+    """20 steps on the same global batch: accumulation, clipping, EMA, norms of gradients, a switch
+    to dense layers in the middle, validation, test. Under nn.Graph: test_engine_mode_cycle.py."""
     common = (
         "trainer.accumulate_grad_batches=2",
         "trainer.gradient_clip_val=1.0",
@@ -300,49 +218,20 @@ def test_two_processes_equal_one(digits, tmp_path):
         "callbacks.speed_monitor={}",
         "callbacks.norm_monitor={}",
     )
-    run(config(digits, tmp_path / "one", *common, "datamodule.batch_size=8"))
-    random = ("model.drop_rate=0.2", "model.drop_path_rate=0.2", "trainer.max_epochs=1")
-    random += ("train.sparse_to_dense.fraction=null", "trainer.limit_train_batches=null")
-    random += ("trainer.accumulate_grad_batches=3",)
-    paths = []
-    asked = {"eager": (), "graph": (), "eager-drop": random, "graph-drop": random}
-    for way, options in some(asked, "eager", "graph").items():
-        graph = f"trainer.graph={str(way.startswith('graph')).lower()}"
-        paths.append(tmp_path / f"{way}.yaml")
-        cfg = config(digits, tmp_path / way, *common, *options, graph, "datamodule.batch_size=4")
-        OmegaConf.save(cfg, paths[-1])
-    script = Path(__file__).parent / "engine_runs.py"
-    result = run_distributed([script, *paths], 2, timeout=240)
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(config(digits, one, *common, "datamodule.batch_size=8"))
+    path = tmp_path / "two.yaml"
+    OmegaConf.save(config(digits, two, *common, "datamodule.batch_size=4"), path)
+    result = run_distributed([Path(__file__).parent / "engine_runs.py", path], 2)
     assert result.returncode == 0, result.stdout
-    for way in ("eager", "graph"):
-        for split in ("train", "val", "test"):
-            one, two = values(tmp_path / "one", split), values(tmp_path / way, split)
-            assert one.keys() == two.keys()
-            np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-5)
-    out = tmp_path / "eager"
-    assert len(values(out)) == 20
-    assert values(out, "test", "acc1") == values(tmp_path / "one", "test", "acc1")
-    ways = ("one", "eager", "graph")
-    one, *two = (values(tmp_path / way, "train", "total_grad_l1_norm") for way in ways)
-    for grads in two:
-        np.testing.assert_allclose(list(grads.values()), list(one.values()), rtol=1e-3)
-    if ALL:
-        eager, graph = (values(tmp_path / f"{way}-drop") for way in ("eager", "graph"))
-        assert list(eager) == [1, 2, 3, 4, 5, 6]
-        np.testing.assert_allclose(list(graph.values()), list(eager.values()), rtol=1e-5)
-    assert len(read_checkpoint(out / "checkpoints").state["rng"]) == 2
-
-
-def test_everything_at_once_runs(run_tiny, tmp_path):
-    metrics = run_tiny(tmp_path, *EVERYTHING)
-    assert np.isfinite(list(metrics.values())).all()
-    assert metrics["test/acc"] * TEST_IMAGES / 100 == round(metrics["test/acc"] * TEST_IMAGES / 100)
-
-
-def test_no_validation_where_it_has_no_batches(run_tiny, tmp_path):
-    metrics = run_tiny(tmp_path, "trainer.limit_val_batches=0", "trainer.max_epochs=1")
-    assert {name.partition("/")[0] for name in metrics} == {"train"}
-    assert last_checkpoint(tmp_path).state["step"] == 8
+    assert len(values(two)) == 20
+    figures = [("train", "loss"), ("val", "loss"), ("test", "loss"), ("test", "acc1")]
+    for split, name in (*figures, ("train", "total_grad_l1_norm")):
+        ours, theirs = values(two, split, name), values(one, split, name)
+        assert ours.keys() == theirs.keys()
+        rtol = 1e-3 if "norm" in name else 1e-5
+        np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=rtol)
+    assert len(last_checkpoint(two).state["rng"]) == 2
 
 
 def test_command_line(digits, tmp_path, caplog):

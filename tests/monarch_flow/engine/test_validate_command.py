@@ -244,7 +244,6 @@ def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):
     ("more", "words"),
     [
         ((), ["which weights?", "eval.ckpt=PATH", "runs/mnist-vit, which is not there"]),
-        (("eval.ckpt=/nowhere",), ["/nowhere"]),
         (("eval.ckpt={ckpt}", "datamodule.data_dir=/nowhere"), ["must hold val/CLASS/IMAGE"]),
         (
             ("eval.ckpt={ckpt}", "datamodule.data_dir={empty}"),
@@ -252,15 +251,11 @@ def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):
         ),
         (("eval.ckpt={ckpt}", "eval.real_labels=/nowhere.json"), ["/nowhere.json", "No such file"]),
         (("eval.ckpt={ckpt}", "eval.results_file=/nowhere/f.json"), ["/nowhere/f.json"]),
-        (("eval.ckpt={ckpt}", "eval.real_label=x"), ["did you mean eval.real_labels?"]),
-        (("eval.ckpt={ckpt}", "eval.use_ema=maybe"), ["eval.use_ema='maybe'", "true or false"]),
         (("eval.ckpt={ckpt}", "eval.run_val=false"), ["nothing to evaluate"]),
-        (("eval.ckpt={ckpt}", "mode=debug", "eval.ckpt=null"), ["which weights?"]),
         (
             ("--model", "ViTAE_basic_Tiny", "--eval_checkpoint", "x", "-b", "64"),
             ["model/vitaemodel=tiny", "eval.ckpt=x", "datamodule.batch_size=64"],
         ),
-        (("--no-such-flag",), ["there is no flag --no-such-flag; --help lists the flags"]),
         (("{photos}",), ["datamodule.data_dir={photos}"]),
     ],
 )
@@ -274,7 +269,7 @@ def test_mistakes_are_one_message(more, words, photos, checkpoint, tmp_path, mon
         assert word.format(**names) in err, err
 
 
-@pytest.mark.parametrize("how", ["datamodule.class_map", "eval.class_map", "empty-folders"])
+@pytest.mark.parametrize("how", ["eval.class_map", "empty-folders"])
 def test_a_part_of_the_classes(photos, checkpoint, averaged, tmp_path, capsys, how):
     """A model of 8 classes, images of three: both accuracies are of the same images of all."""
     names = sorted(path.name for path in (photos / "validation").iterdir())
@@ -283,7 +278,8 @@ def test_a_part_of_the_classes(photos, checkpoint, averaged, tmp_path, capsys, h
     for number in present:
         (tmp_path / "val" / names[number]).symlink_to(photos / "validation" / names[number])
     more = [f"eval.ckpt={checkpoint}", f"eval.real_labels={photos / 'real.json'}"]
-    assert validate.main(arguments(tmp_path, *more)) == 2
+    assert validate.main(arguments(tmp_path, more[0])) == 2
+    assert "datamodule.class_map=FILE" in capsys.readouterr().err
     if how.endswith("class_map"):
         classes = tmp_path / "classes.txt"
         classes.write_text("".join(f"{name} something, what it is\n" for name in names))
@@ -299,16 +295,6 @@ def test_a_part_of_the_classes(photos, checkpoint, averaged, tmp_path, capsys, h
     assert lines == expected_lines(by_numpy(photos, averaged, present))
 
 
-def test_weights_for_more_classes_than_the_data_has_name_the_class_map(
-    photos, checkpoint, tmp_path, capsys
-):
-    (tmp_path / "val").mkdir()
-    for path in sorted((photos / "validation").iterdir())[:3]:
-        (tmp_path / "val" / path.name).symlink_to(path)
-    assert validate.main(arguments(tmp_path, f"eval.ckpt={checkpoint}")) == 2
-    assert "datamodule.class_map=FILE" in capsys.readouterr().err
-
-
 def test_real_labels_are_those_of_the_validation_images(photos, checkpoint, tmp_path, capsys):
     """A part of its own for tests has other images; where it is the same, both are counted."""
     real = f"eval.real_labels={photos / 'real.json'}"
@@ -321,43 +307,8 @@ def test_real_labels_are_those_of_the_validation_images(photos, checkpoint, tmp_
     assert "eval.run_val=true" in capsys.readouterr().err
 
 
-def test_help(capsys):
+def test_help_and_the_configuration(capsys):
     assert validate.main(["--help", "experiment=mnist/vit"]) == 0
-    text = capsys.readouterr().out
-    for word in ("eval.real_labels=", "eval.use_ema=", "DIR/validation", "in experiment=mnist/vit"):
-        assert word in text, word
-    assert max(map(len, text.splitlines())) <= 100
+    assert "DIR/validation" in capsys.readouterr().out
     assert validate.main(["experiment=mnist/vit", "--cfg", "job"]) == 0
     assert "run_test: false" in capsys.readouterr().out
-
-
-def test_a_vitae_checkpoint_by_its_experiment(photos, tmp_path, capsys, caplog):
-    """As published, wrapped and prefixed; by the dense model's experiment and the Monarch one's."""
-    oneflow_accel.select_device().manual_seed(4)
-    tiny = create_model("ViTAE_basic_Tiny", num_classes=CLASSES, depth=1).eval()
-    with flow.no_grad():
-        tiny.head.weight.mul_(30)
-    state = {f"module.{name}": value.numpy() for name, value in tiny.state_dict().items()}
-    assert "module.layers.2.NC.0.PCM.4.num_batches_tracked" in state
-    path = save_torch_file(tmp_path / "ViTAE-T.pth.tar", {"state_dict_ema": state})
-    crop = {"crop_pct": 0.9, "interpolation": "bicubic"}
-    data = ImageDataModule(
-        photos, image_size=32, batch_size=99, training=False, val_transforms=crop
-    )
-    (batch,) = data.val_loader
-    with flow.no_grad():
-        scores = tiny(flow.tensor(batch.images)).numpy().astype(np.float64)
-    logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-    loss = -logs[np.arange(IMAGES), batch.labels].mean()
-    for experiment in ("tiny", "tiny-monarch"):
-        results = tmp_path / f"{experiment}.json"
-        argv = [f"experiment=imagenet/vitae/{experiment}", f"datamodule.data_dir={photos}"]
-        argv += ["datamodule.image_size=32", "datamodule.num_workers=0", "model.depth=1"]
-        argv += ["datamodule.batch_size_eval=14", f"eval.ckpt={path}"]
-        assert validate.main([*argv, f"eval.results_file={results}"]) == 0
-        found = json.loads(results.read_text())
-        assert found["val"]["loss"] == pytest.approx(loss, rel=1e-5)
-        assert (found["crop_pct"], found["interpolation"]) == (0.9, "bicubic")
-    assert found["parameters"] - found["trainable_parameters"] == 4096
-    assert "evaluated with dense layers" in caplog.text
-    assert capsys.readouterr().out.count("Top-1 accuracy of the model is: ") == 2

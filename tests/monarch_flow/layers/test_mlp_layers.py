@@ -1,8 +1,6 @@
-"""Mlp and build_mlp: function, keys, the counts of the spec's table 3.8."""
+"""Mlp and build_mlp: function and keys. The counts of table 3.8: configs/test_config_layers.py."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from oneflow_accel.errors import UserError
 
@@ -11,91 +9,8 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from monarch_flow.layers import LinearConfig, Mlp, MonarchLinear, build_mlp, dropout
+from monarch_flow.layers import Mlp, MonarchLinear, build_mlp, dropout
 from tests.tolerances import assert_close
-
-# ViT-S without its MLPs, 8 blocks of 768 -> 2304 -> 768 (spec 4.4).
-BLOCKS, REST = 8, 1_537_768 + 18_880_512
-
-
-def butterfly(size: int, factors: int, block: int = 1) -> dict[str, Any]:
-    return {
-        "_target_": "BlockSparseLinear",
-        "sparsity_config": {
-            "_target_": "FlatBlockButterflySparsityConfig",
-            "butterfly_size": size,
-            "n_factors": factors,
-            "block": block,
-        },
-        "backend": "dense",
-    }
-
-
-def windows(name: str, block: int, stripes: int, gtoken: int) -> dict[str, Any]:
-    return {
-        "_target_": "BlockSparseLinear",
-        "sparsity_config": {
-            "_target_": f"{name}SparsityConfig",
-            "block": block,
-            "window_size": block,
-            "stripes": stripes,
-            "step": 2,
-            "gtoken": gtoken,
-        },
-    }
-
-
-def masked(name: str) -> dict[str, Any]:
-    pattern = windows(name, 16, 1, 16)["sparsity_config"]
-    return {"_target_": "MaskedLinear", "sparsity_config": {**pattern, "block": 1}}
-
-
-def with_low_rank(sparse: Any, rank: int) -> dict[str, Any]:
-    return {"_target_": "SparseLRLinear", "sparse_cfg": sparse, "rank": rank}
-
-
-# Table 3.8: all of ViT-S with this layer in both places.
-TABLE = {
-    "dense": (None, 48_754_408),
-    "butterflyblockdiag": ("monarch", 29_880_040),
-    "butterflyblockdiaglr": (with_low_rank("monarch", 64), 33_050_360),
-    "fbbfly": (butterfly(16, 2, 32), 26_472_168),
-    "fbbfly16-2": (butterfly(16, 2), 25_751_272),
-    "fbbfly16-3": (butterfly(16, 3), 27_520_744),
-    "fbbfly16-4": (butterfly(16, 4), 29_290_216),
-    "fbbfly32-3": (butterfly(32, 3), 23_981_800),
-    "fbbfly8-2": (butterfly(8, 2), 31_059_688),
-    "fbbfly8-3": (butterfly(8, 3), 34_598_632),
-    "fbbflylr": (with_low_rank(butterfly(16, 2, 32), 32), 28_069_624),
-    "fbbflylr16-2": (with_low_rank(butterfly(16, 2), 32), 27_348_728),
-    "fbbflylr16-3": (with_low_rank(butterfly(16, 3), 32), 29_118_200),
-    "fbbflylr16-4": (with_low_rank(butterfly(16, 4), 32), 30_887_672),
-    "fbbflylr32-3": (with_low_rank(butterfly(32, 3), 32), 25_579_256),
-    "fbbflylr8-2": (with_low_rank(butterfly(8, 2), 32), 32_657_144),
-    "fbbflylr8-3": (with_low_rank(butterfly(8, 3), 32), 36_196_088),
-    "ninjaturtle": (windows("NinjaTurtle", 16, 1, 16), 22_941_416),
-    "ninjaturtle32": (windows("NinjaTurtle", 32, 2, 64), 28_749_544),
-    "ninjaturtlelr": (with_low_rank(windows("NinjaTurtle", 16, 1, 16), 32), 24_538_872),
-    "ninjaturtlelr32": (with_low_rank(windows("NinjaTurtle", 32, 2, 64), 64), 31_919_864),
-    "butterflyglobal": (windows("ButterflyGlobal", 16, 1, 16), 22_367_976),
-    "ninjaturtle-slow": (masked("NinjaTurtle"), 48_754_408),
-    "butterflyglobal-slow": (masked("ButterflyGlobal"), 48_754_408),
-}
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_counts_of_vit_small(name: str) -> None:
-    config, expected = TABLE[name]
-    layers = LinearConfig.of(config)
-    mlp = [layers.build(768, 2304), layers.build(2304, 768)]
-    count = sum(p.numel() for layer in mlp for p in layer.parameters())
-    assert REST + BLOCKS * count == expected
-
-
-def test_the_paper_names_a_full_butterfly_of_small_size_dense() -> None:
-    """All factors of a butterfly of 2 tiles are the whole matrix."""
-    layer = LinearConfig.of(butterfly(2, 1)).build(32, 48)
-    assert layer.weight.numel() == 32 * 48
 
 
 @pytest.mark.parametrize("drop_btw_fcs", [True, False])

@@ -32,75 +32,32 @@ MONARCH = _layer("MonarchLinear", nblocks=4)
 BLOCKDIAG = _layer("BlockdiagLinear", nblocks=4)
 FBBFLY = _butterfly(16, 2, block=32)
 FBBFLY_LR = _with_low_rank(FBBFLY, 32)
-_NINJA = _sparse(
-    "NinjaTurtleSparsityConfig", block=16, window_size=16, stripes=1, step=2, gtoken=16
-)
-_NINJA32 = _sparse(
-    "NinjaTurtleSparsityConfig", block=32, window_size=32, stripes=2, step=2, gtoken=64
-)
-_GLOBAL = _sparse(
-    "ButterflyGlobalSparsityConfig", block=16, window_size=16, stripes=1, step=2, gtoken=16
-)
 _BLOCKDIAG_GLOBAL = _sparse("BlockdiagSparsityConfig", nblocks=4, block=32, global_size=32)
 
-# Both layers of every MLP of ViT-S, and the parameters that the whole model then has.
-VIT_S_MLPS: dict[str, tuple[Config | None, int]] = {
-    "dense": (None, 48_754_408),
-    "butterflyblockdiag": (MONARCH, 29_880_040),
-    "butterflyblockdiaglr": (_with_low_rank(MONARCH, 64), 33_050_360),
-    "fbbfly": (FBBFLY, 26_472_168),
-    "fbbfly16-2": (_butterfly(16, 2), 25_751_272),
-    "fbbfly16-3": (_butterfly(16, 3), 27_520_744),
-    "fbbfly16-4": (_butterfly(16, 4), 29_290_216),
-    "fbbfly32-3": (_butterfly(32, 3), 23_981_800),
-    "fbbfly8-2": (_butterfly(8, 2), 31_059_688),
-    "fbbfly8-3": (_butterfly(8, 3), 34_598_632),
-    "fbbflylr": (FBBFLY_LR, 28_069_624),
-    "fbbflylr16-2": (_with_low_rank(_butterfly(16, 2), 32), 27_348_728),
-    "fbbflylr16-3": (_with_low_rank(_butterfly(16, 3), 32), 29_118_200),
-    "fbbflylr16-4": (_with_low_rank(_butterfly(16, 4), 32), 30_887_672),
-    "fbbflylr32-3": (_with_low_rank(_butterfly(32, 3), 32), 25_579_256),
-    "fbbflylr8-2": (_with_low_rank(_butterfly(8, 2), 32), 32_657_144),
-    "fbbflylr8-3": (_with_low_rank(_butterfly(8, 3), 32), 36_196_088),
-    "ninjaturtle": (_NINJA, 22_941_416),
-    "ninjaturtle32": (_NINJA32, 28_749_544),
-    "ninjaturtlelr": (_with_low_rank(_NINJA, 32), 24_538_872),
-    "ninjaturtlelr32": (_with_low_rank(_NINJA32, 64), 31_919_864),
-    "butterflyglobal": (_GLOBAL, 22_367_976),
-}
 # Model, MLP layer, layer of the projections to query, key and value, parameters, and billions of
 # multiply-accumulates where they are known.
 MODELS: dict[str, tuple[str, Config | None, Config | None, int, float | None]] = {
     "vit-s": ("vit_small_patch16_224", None, None, 48_754_408, 9.889),
     "vit-s Monarch MLP": ("vit_small_patch16_224", MONARCH, None, 29_880_040, 6.171),
     "vit-s Monarch": ("vit_small_patch16_224", MONARCH, MONARCH, 22_802_152, 4.776),
-    "vit-s fbbfly": ("vit_small_patch16_224", FBBFLY, FBBFLY, 15_462_120, None),
-    "vit-s fbbflylr": ("vit_small_patch16_224", FBBFLY_LR, FBBFLY_LR, 18_257_680, None),
     # DeiT's table 1 has 5 and 86 million, timm 5,717,416 and 86,567,656.
     "deit-ti": ("deit_tiny_patch16_224", None, None, 5_717_416, None),
     "deit-b": ("deit_base_patch16_224", None, None, 86_567_656, None),
     "deit-s": ("deit_small_patch16_224", None, None, 22_050_664, 4.599),
-    "deit-s Monarch MLP": ("deit_small_patch16_224", MONARCH, None, 12_318_568, 2.682),
     "deit-s Monarch": ("deit_small_patch16_224", MONARCH, MONARCH, 9_664_360, 2.159),
     "vit-b": ("vit_base_patch16_224", None, None, 86_567_656, 17.564),
     "vit-b Monarch MLP": ("vit_base_patch16_224", MONARCH, None, 47_639_272, 9.895),
     "vit-b Monarch": ("vit_base_patch16_224", MONARCH, MONARCH, 37_022_440, 7.803),
-    "vit-b fbbfly MLP": ("vit_base_patch16_224", FBBFLY, None, 41_741_032, None),
     "vit-b fbbfly": ("vit_base_patch16_224", FBBFLY, FBBFLY, 25_225_960, None),
-    "vit-b fbbflylr MLP": ("vit_base_patch16_224", FBBFLY_LR, None, 44_736_256, None),
     "vit-b fbbflylr": ("vit_base_patch16_224", FBBFLY_LR, FBBFLY_LR, 30_018_340, None),
     "vit-l": ("vit_large_patch16_224", None, None, 304_326_632, None),
     "mixer-s": ("mixer_s16_224", None, None, 18_528_264, 3.777),
     "mixer-s Monarch": ("mixer_s16_224", MONARCH, None, 6_993_928, 1.516),
-    "mixer-s fbbfly": ("mixer_s16_224", FBBFLY, None, 4_896_776, None),
-    "mixer-s fbbflylr": ("mixer_s16_224", FBBFLY_LR, None, 6_227_992, None),
     "mixer-b": ("mixer_b16_224", None, None, 59_880_472, 12.602),
     "mixer-b Monarch": ("mixer_b16_224", MONARCH, None, 20_952_088, 4.972),
     "mixer-b blockdiag": ("mixer_b16_224", BLOCKDIAG, None, 17_413_144, 4.278),
     "mixer-b blockdiagglobal": ("mixer_b16_224", _BLOCKDIAG_GLOBAL, None, 19_624_984, None),
-    "mixer-b blockdiaglr": ("mixer_b16_224", _with_low_rank(BLOCKDIAG, 32), None, 20_408_368, None),
     "mixer-b fbbfly": ("mixer_b16_224", FBBFLY, None, 15_053_848, None),
-    "mixer-b fbbflylr": ("mixer_b16_224", FBBFLY_LR, None, 18_049_072, None),
     "mixer-b fbbflylr of 8": (
         "mixer_b16_224",
         _with_low_rank(_butterfly(8, 2, block=32), 32),

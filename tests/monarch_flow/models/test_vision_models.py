@@ -15,9 +15,9 @@ from oneflow import nn
 
 from flow_train.metrics.macs import count_macs, count_parameters, macs_by_module
 from flow_train.optim import group_parameters
-from monarch_flow.layers import MonarchLinear, replace_linears
+from monarch_flow.layers import MonarchLinear
 from monarch_flow.models import create_model, default_config, list_models
-from tests.monarch_flow.models.structured_configs import MODELS, MONARCH, VIT_S_MLPS, mlp
+from tests.monarch_flow.models.structured_configs import MODELS, MONARCH, mlp
 
 ARCHITECTURES = {"vit_small_patch16_224", "vit_base_patch16_224", "vit_large_patch16_224"}
 
@@ -47,14 +47,6 @@ def _without_init(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_without_init")
-@pytest.mark.parametrize("option", list(VIT_S_MLPS))
-def test_vit_s_has_the_parameters_of_each_mlp_config(option: str) -> None:
-    layer, expected = VIT_S_MLPS[option]
-    model, depth = _one_block("vit_small_patch16_224", mlp_cfg=layer and mlp(layer))
-    assert _trainable(model, depth) == expected
-
-
-@pytest.mark.usefixtures("_without_init")
 @pytest.mark.parametrize("case", list(MODELS))
 def test_models_have_the_published_parameters_and_macs(case: str) -> None:
     name, layer, attention, parameters, giga_macs = MODELS[case]
@@ -63,27 +55,6 @@ def test_models_have_the_published_parameters_and_macs(case: str) -> None:
     assert _trainable(model, depth) == parameters
     if giga_macs is not None:
         assert round(_macs(model, depth) / 1e9, 3) == giga_macs
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "giga_macs"),
-    [("vit_small_patch16_224", 20_442_856, 4.312), ("vit_base_patch16_224", 33_483_496, 7.106)],
-)
-def test_counts_with_the_output_projection_replaced_too(
-    name: str, parameters: int, giga_macs: float
-) -> None:
-    model, depth = _one_block(name, mlp_cfg="monarch", attnlinear_cfg="monarch")
-    assert replace_linears(model, "monarch", include=r"attn\.proj$") == ["blocks.0.attn.proj"]
-    assert _trainable(model, depth) == parameters
-    assert round(_macs(model, depth) / 1e9, 3) == giga_macs
-
-
-@pytest.mark.parametrize(
-    ("name", "published"), [("t2t_vit_7", 1.1), ("t2t_vit_14", 4.8), ("t2t_vit_t_14", 6.1)]
-)
-def test_t2t_costs_what_its_paper_says(name: str, published: float) -> None:
-    model, depth = _one_block(name)
-    assert abs(_macs(model, depth) / 1e9 - published) < 0.1
 
 
 def test_monarch_vit_s_has_the_released_names_and_shapes() -> None:
@@ -192,7 +163,7 @@ TINY: dict[str, Mapping[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", list(TINY))
-@pytest.mark.parametrize("config", [None, "monarch", "blockdiag", "low_rank"])
+@pytest.mark.parametrize("config", [None, "low_rank"])
 def test_other_image_sizes_channels_and_classes(name: str, config: str | None) -> None:
     arguments = {**TINY[name], "img_size": (32, 48), "in_chans": 1, "num_classes": 3}
     model = create_model(name, mlp_cfg=config, **arguments)
@@ -226,7 +197,6 @@ def test_small_models_for_a_cpu() -> None:
         ("vit_tiny_patch4_28", {"num_heads": 3}, "3 heads do not divide a width of 128"),
         ("vit_tiny_patch4_28", {"patch_size": 5}, "img_size as a multiple of patch_size"),
         ("vit_tiny_patch4_28", {"img_size": 0}, "img_size"),
-        ("vit_tiny_patch4_28", {"mlp_cfg": "monach"}, "monarch"),
         ("vit_tiny_patch4_28", {"attnlinear_cfg": {"_target_": "os.system"}}, "os.system"),
         ("t2t_vit_7", {"tokens_type": "convolution"}, "transformer, performer"),
         ("t2t_vit_7", {"img_size": (2, 3)}, r"an image of \(2, 3\) splits into no token"),

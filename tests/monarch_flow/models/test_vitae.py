@@ -47,11 +47,6 @@ GIGA_MACS = {
     ("ViTAE_basic_Small", DENSE): 6.18,
     ("ViTAE_basic_Small", MLP): 4.56,
 }
-# Of section 2.2: reduction cells, one normal cell, head.
-COMPONENTS = {
-    "ViTAE_basic_Tiny": (176_128, 271_744, 147_712, 575_744, 257_000),
-    "ViTAE_basic_Small": (234_784, 592_384, 663_936, 1_580_928, 385_000),
-}
 NARROW: dict[str, Any] = {
     "embed_dims": [4, 4, 8],
     "token_dims": [4, 8, 16],
@@ -104,146 +99,11 @@ def test_each_model_has_the_published_parameters_and_costs(case: tuple[str, str]
 
 
 @pytest.mark.usefixtures("_without_init")
-@pytest.mark.parametrize("name", list(COMPONENTS))
-def test_parts_have_the_published_parameters(name: str) -> None:
-    model, _ = _one_cell(name, DENSE)
-    parts = [*(model.layers[stage].RC for stage in range(3)), model.layers[2].NC[0], model.head]
-    assert tuple(count_parameters(part).trainable for part in parts) == COMPONENTS[name]
-
-
-@pytest.mark.usefixtures("_without_init")
-def test_macs_are_those_of_convolutions_linears_performers_and_attention() -> None:
-    model, depth = _one_cell("ViTAE_basic_Tiny", DENSE)
-    sums: dict[str, int] = {}
-    for item in macs_by_module(model, 224):
-        times = depth if ".NC.0." in item.name else 1
-        sums[item.kind] = sums.get(item.kind, 0) + times * item.macs
-    assert {kind: round(macs / 1e9, 3) for kind, macs in sums.items()} == {
-        "MapConv2d": 0.636,
-        "Linear": 0.951,
-        "TokenPerformer": 0.032,
-        "Attention": 0.138,
-    }
-    mlps = {}
-    for replaced in (DENSE, MLP):
-        modules = macs_by_module(_one_cell("ViTAE_basic_Tiny", replaced)[0], 224)
-        mlps[replaced] = 7 * sum(item.macs for item in modules if ".NC.0.mlp." in item.name)
-    assert {key: round(macs / 1e6) for key, macs in mlps.items()} == {DENSE: 360, MLP: 135}
-
-
-def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
-def _batch_norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
-    statistics = {f"{name}.running_mean": (width,), f"{name}.running_var": (width,)}
-    return _norm(name, width) | statistics | {f"{name}.num_batches_tracked": ()}
-
-
-def _layer(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-
-
-def _monarch(name: str, out: int, inputs: int) -> dict[str, tuple[int, ...]]:
-    inner = min(inputs, out) // 4
-    factors = {"blkdiag1": (4, inner, inputs // 4), "blkdiag2": (4, out // 4, inner)}
-    return {f"{name}.bias": (out,)} | {f"{name}.{key}": shape for key, shape in factors.items()}
-
-
-def _reduction(
-    stage: int, inputs: int, kernel: int, dilations: int, out: int
-) -> dict[str, tuple[int, ...]]:
-    """Appendix A, with 64 channels in every branch."""
-    wide = 64 * dilations
-    entries = {
-        **_layer("PCM.0", 64, inputs, 3, 3),
-        **_layer("PCM.2", 64, 64, 3, 3),
-        **_batch_norm("PCM.3", 64),
-        **_layer("PCM.5", out, 64, 3, 3),
-    }
-    for index in range(dilations):
-        entries |= _layer(f"PRM.convs.{index}.0", 64, inputs, kernel, kernel)
-    entries |= {
-        "attn.w": (out // 2, out),
-        **_layer("attn.kqv", 3 * out, wide),
-        **_layer("attn.proj", out, out),
-        **_norm("attn.norm1", wide),
-        **_norm("attn.norm2", out),
-        **_layer("attn.mlp.0", out, out),
-        **_layer("attn.mlp.2", out, out),
-    }
-    return {f"layers.{stage}.RC.{key}": shape for key, shape in entries.items()}
-
-
-def _cells(
-    depth: int, width: int, hidden: int, groups: int, monarch: bool, shallow: bool = False
-) -> dict[str, tuple[int, ...]]:
-    linear = _monarch if monarch else _layer
-    entries = {
-        **_norm("norm1", width),
-        **_layer("attn.qkv", 3 * width, width),
-        **_layer("attn.proj", width, width),
-        **_norm("norm2", width),
-        **linear("mlp.fc1", hidden, width),
-        **linear("mlp.fc2", width, hidden),
-        **_layer("PCM.0", hidden, width // groups, 3, 3),
-        **_batch_norm("PCM.1", hidden),
-        **_layer("PCM.3", width, hidden // groups, 3, 3),
-    }
-    if not shallow:
-        entries |= _batch_norm("PCM.4", width) | _layer("PCM.6", width, width // groups, 3, 3)
-    return {
-        f"layers.2.NC.{index}.{key}": shape
-        for index in range(depth)
-        for key, shape in entries.items()
-    }
-
-
-def _expected(name: str, monarch: bool) -> dict[str, tuple[int, ...]]:
-    if name == "ViTAE_basic_Base":
-        return {
-            **_norm("fc_norm", 768),
-            "layers.0.RC.pos_embed": (1, 197, 768),
-            "layers.0.RC.cls_token": (1, 1, 768),
-            **_layer("layers.0.RC.PRM.proj", 768, 3, 16, 16),
-            **_cells(12, 768, 3072, 192, monarch, shallow=True),
-            **_layer("head", 1000, 768),
-        }
-    tiny = name == "ViTAE_basic_Tiny"
-    first, second, width = (64, 64, 256) if tiny else (96, 192, 384)
-    entries = {
-        **_reduction(0, 3, 7, 4, first),
-        **_reduction(1, first, 3, 3, second),
-        **_layer("layers.2.RC.PRM.convs.0.0", width // 2, second, 3, 3),
-        **_layer("layers.2.RC.PRM.convs.1.0", width // 2, second, 3, 3),
-    }
-    cells = (7, 256, 512, 64, monarch) if tiny else (14, 384, 1152, 96, monarch)
-    return entries | _cells(*cells) | _layer("head", 1000, width)
-
-
-@pytest.mark.usefixtures("_without_init")
-@pytest.mark.parametrize(
-    ("name", "monarch", "entries"),
-    [
-        ("ViTAE_basic_Tiny", False, 264),
-        ("ViTAE_basic_Tiny", True, 278),
-        ("ViTAE_basic_Small", False, 460),
-        ("ViTAE_basic_Small", True, 488),
-        ("ViTAE_basic_Base", False, 260),
-    ],
-)
-def test_state_dicts_have_the_published_names_and_shapes(
-    name: str, monarch: bool, entries: int
-) -> None:
-    # A Base cell has some 7 million parameters: of twelve the keys would say no more.
-    depth = 2 if name == "ViTAE_basic_Base" else default_config(name)["depth"]
-    model = create_model(name, depth=depth, mlp_cfg="monarch" if monarch else None)
-    expected = _expected(name, monarch)
-    assert len(expected) == entries
-    late = tuple(f"layers.2.NC.{index}." for index in range(depth, 14))
-    shapes = [(key, shape) for key, shape in expected.items() if not key.startswith(late)]
+@pytest.mark.parametrize("name", ["ViTAE_basic_Tiny", "ViTAE_basic_Base"])
+def test_what_is_trained_and_what_decays(name: str) -> None:
+    """Names and shapes: test_vitae_golden.py and test_vitae_official.py."""
+    model = create_model(name, depth=1, mlp_cfg="monarch")
     state = model.state_dict()
-    assert [(key, tuple(value.shape)) for key, value in state.items()] == shapes
     counters = {key for key in state if key.endswith("num_batches_tracked")}
     assert {key for key, value in state.items() if value.dtype == flow.int64} == counters
     frozen = {key for key, value in model.named_parameters() if not value.requires_grad}
@@ -300,7 +160,7 @@ def test_tokens_of_the_patch_models_start_at_zero() -> None:
         assert not value.numpy().any()
 
 
-@pytest.mark.parametrize("side", [96, 128, 192, 31, 3])
+@pytest.mark.parametrize("side", [96, 31, 3])
 def test_any_square_size_with_one_model(side: int) -> None:
     model = create_model("ViTAE_basic_Tiny", **{**NARROW, "in_chans": 1}).eval()
     images = flow.randn(2, 1, side, side)
@@ -345,12 +205,9 @@ def test_a_patch_model_takes_one_size() -> None:
         ({"num_heads": 3}, "3 heads do not divide a width of 16"),
         ({"token_dims": [4, 8, 24]}, "must be twice the third of embed_dims"),
         ({"embed_dims": [4, 8]}, "three widths"),
-        ({"embed_dims": 4}, "three widths"),
         ({"token_dims": [4, 0, 16]}, "each of token_dims is 0"),
         ({"img_size": 30}, "30 x 30 cannot be reduced 4 times each way: choose a multiple of 4"),
-        ({"img_size": 2}, "2 x 2 cannot be reduced"),
         ({"embed_dim": 16}, "embed_dims"),
-        ({"mlp_cfg": "monach"}, "monarch"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: Mapping[str, Any], message: str) -> None:

