@@ -76,8 +76,13 @@ def output_gradient(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarra
     return as_held(dy, dtype)
 
 
+def size(case: Case) -> int:
+    """Elements of all inputs."""
+    return sum(int(np.prod(shape)) for shape in case.shapes())
+
+
 def largest_case(record: Record) -> Case:
-    return max(record.cases, key=lambda case: sum(int(np.prod(shape)) for shape in case.shapes()))
+    return max(record.cases, key=size)
 
 
 def results(record: Record, case: Case, tensors: Sequence[flow.Tensor] = ()) -> np.ndarray:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from oneflow_accel.kernels import plugin
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -22,18 +20,6 @@ STEPS = 4
 SHAPES = [(1,), (7, 5), (3, 40009)]
 Array = np.ndarray
 Options = Mapping[str, Any]
-
-
-def test_the_plugin_has_these_operators() -> None:
-    assert {
-        "sgd_update",
-        "momentum_update",
-        "adam_update",
-        "sqrt_square_sum",
-        "multi_reduce_sum_pow_abs",
-        "scalar_mul_by_tensor",
-        "l1_l2_regularize_gradient",
-    } <= set(plugin.state().operators)
 
 
 def sgd_reference(p: Array, gradients: list[Array], options: Options) -> Array:
@@ -267,14 +253,3 @@ def test_norm_of_values_whose_squares_overflow() -> None:
     assert_close(
         flow.linalg.vector_norm(flow.tensor(x)).numpy() / 1e30, np.sqrt(100_003.0), reduced=1
     )
-
-
-def test_clip_grad_norm_of_a_global_tensor() -> None:
-    array = random(33, 40009)
-    layout = {"placement": flow.placement("cpu", ranks=[0]), "sbp": flow.sbp.broadcast}
-    parameter = nn.Parameter(flow.tensor(array, **layout))
-    parameter.grad = flow.tensor(array, **layout)
-    norm = nn.utils.clip_grad_norm_(parameter, 2.0)
-    expected = np.linalg.norm(array.astype(np.float64))
-    assert_close(norm.numpy(), expected)
-    assert_close(parameter.grad.numpy(), array * (2.0 / expected))

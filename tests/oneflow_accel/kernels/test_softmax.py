@@ -39,13 +39,3 @@ def test_a_fully_masked_row_is_nan_and_leaves_the_others(softmax: Callable, n: i
     y = softmax(flow.tensor(x)).numpy()
     assert np.isnan(y[1]).all()
     np.testing.assert_array_equal(y[[0, 2]], clean[[0, 2]])
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("n", [5, 197, 6000])
-def test_nan_and_infinity_make_their_row_nan(n: int, bad: float) -> None:
-    x = random(3, n)
-    x[1, n // 2] = bad
-    y = flow.softmax(flow.tensor(x), -1).numpy()
-    assert np.isnan(y[1]).all()
-    np.testing.assert_allclose(y[[0, 2]].sum(-1), 1.0, rtol=1e-5)

@@ -70,78 +70,53 @@ def _sum(*terms: flow.Tensor) -> flow.Tensor:
     return flow._C.add(list(terms), inplace=False)
 
 
+def _record(
+    name: str,
+    call: Callable[[flow.Tensor], flow.Tensor],
+    reference: Callable[[Array], Array],
+    gradient: Callable[[Array, Array], tuple[Array]],
+    operator: str = "",
+    more: tuple[Case, ...] = (),
+) -> Record:
+    operators = (operator or name, f"{operator or name}_grad")
+    return Record(
+        name,
+        operators,
+        call,
+        reference,
+        [*CASES, *more],
+        gradient=gradient,
+        layouts=LINES,
+        dtypes=BOTH,
+    )
+
+
 RECORDS = [
-    Record(
+    _record(
         "relu",
-        ("relu", "relu_grad"),
         flow.relu,
         lambda x: np.maximum(x, 0),
-        [*CASES, case("prime", (1000003,))],
         # Where x is NaN the gradient passes, as in PyTorch.
-        gradient=lambda dy, x: (np.where(x <= 0, 0, dy),),
-        layouts=LINES,
-        dtypes=BOTH,
+        lambda dy, x: (np.where(x <= 0, 0, dy),),
+        more=(case("prime", (1000003,)),),
     ),
-    Record(
+    _record(
         "gelu",
-        ("gelu", "gelu_grad"),
         flow._C.gelu,
         lambda x: x * _normal(x),
-        CASES,
-        gradient=lambda dy, x: (dy * (_normal(x) + x * _density(x)),),
-        layouts=LINES,
-        dtypes=BOTH,
+        lambda dy, x: (dy * (_normal(x) + x * _density(x)),),
     ),
-    Record(
+    _record(
         "gelu_tanh",
-        ("fast_gelu", "fast_gelu_grad"),
         lambda x: flow._C.gelu_with_approximate(x, "tanh"),
         FAST_GELU,
-        CASES,
-        gradient=FAST_GELU_GRADIENT,
-        layouts=LINES,
-        dtypes=BOTH,
+        FAST_GELU_GRADIENT,
+        operator="fast_gelu",
     ),
-    Record(
-        "quick_gelu",
-        ("quick_gelu", "quick_gelu_grad"),
-        flow._C.quick_gelu,
-        QUICK_GELU,
-        CASES,
-        gradient=QUICK_GELU_GRADIENT,
-        layouts=LINES,
-        dtypes=BOTH,
-    ),
-    Record(
-        "silu",
-        ("silu", "silu_grad"),
-        flow._C.silu,
-        SILU,
-        CASES,
-        gradient=SILU_GRADIENT,
-        layouts=LINES,
-        dtypes=BOTH,
-    ),
-    Record(
-        "tanh",
-        ("tanh", "tanh_grad"),
-        flow.tanh,
-        np.tanh,
-        CASES,
-        gradient=lambda dy, x: (dy / np.cosh(x) ** 2,),
-        layouts=LINES,
-        dtypes=BOTH,
-    ),
-    Record(
-        "sigmoid",
-        ("sigmoid", "sigmoid_grad"),
-        flow.sigmoid,
-        _sigmoid,
-        CASES,
-        gradient=lambda dy, x: (dy * _sigmoid(x) * _sigmoid(-x),),
-        layouts=LINES,
-        dtypes=BOTH,
-    ),
+    _record("quick_gelu", flow._C.quick_gelu, QUICK_GELU, QUICK_GELU_GRADIENT),
+    _record("silu", flow._C.silu, SILU, SILU_GRADIENT),
+    _record("tanh", flow.tanh, np.tanh, lambda dy, x: (dy / np.cosh(x) ** 2,)),
+    _record("sigmoid", flow.sigmoid, _sigmoid, lambda dy, x: (dy * _sigmoid(x) * _sigmoid(-x),)),
     Record(
         "add",
         ("add_n",),
