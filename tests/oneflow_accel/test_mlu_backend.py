@@ -60,18 +60,6 @@ def test_all_that_is_missing_here_is_named() -> None:
     assert "oneflow 0.9.0 does not know the device type 'mlu'" in reason
 
 
-def test_this_oneflow_knows_cpu_and_cuda_but_not_mlu() -> None:
-    known = {name: mlu.oneflow_knows(name) for name in ("cpu", "cuda", "mlu")}
-    assert known == {"cpu": True, "cuda": True, "mlu": False}
-
-
-def test_only_what_is_missing_is_named_with_fake_vendor_driver(driver: Path) -> None:
-    reason = str(MluBackend().unavailable_reason())
-    assert "driver" not in reason
-    assert "not installed" in reason
-    assert "does not know" in reason
-
-
 @pytest.mark.usefixtures("driver", "vendor_package")
 def test_probing_imports_nothing_and_activating_imports_once_with_fake_vendor_module() -> None:
     backend = MluBackend()
