@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Callable
-from typing import Any
 
 from oneflow_accel import layouts, settings
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference import prepare
-from oneflow_accel.inference.folding import InferenceConv2d, fold
+from oneflow_accel.inference.folding import InferenceConv2d
 
 import flowvision
 import numpy as np
@@ -143,32 +140,6 @@ def test_a_shared_layer_stays_shared_and_right(randomize: Randomize) -> None:
     x = flow.randn(2, 4, 5, 5)
     with flow.no_grad():
         assert_close(prepare(model)(x).numpy(), model(x).numpy(), reduced=37)
-
-
-def test_every_layer_gets_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects made on the way must not be taken for modules that are gone: their ids are reused."""
-
-    def collect_and_fold(*args: Any, **kwargs: Any) -> InferenceConv2d:
-        gc.collect()
-        return fold(*args, **kwargs)
-
-    monkeypatch.setattr(sys.modules[fold.__module__], "fold", collect_and_fold)
-    # What other tests left is looked through once, not 114 times.
-    gc.freeze()
-
-    class Branches(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(width, width, 1)
-            self.second = nn.Sequential(nn.Conv2d(width, width + 1, 1), nn.GroupNorm(1, width + 1))
-
-    widths = range(3, 60)
-    prepared = prepare(nn.Sequential(*(Branches(width) for width in widths)))
-    convs = [module for module in prepared.modules() if isinstance(module, nn.Conv2d)]
-    assert [conv.out_channels for conv in convs] == [
-        channels for width in widths for channels in (width, width + 1)
-    ]
-    gc.unfreeze()
 
 
 def test_a_subclass_with_a_forward_of_its_own(randomize: Randomize) -> None:

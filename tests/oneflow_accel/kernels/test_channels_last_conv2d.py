@@ -76,3 +76,12 @@ def test_images_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each weight of the middle sees every pixel once.
     middle = x.sum(dim=(0, 1, 2)).numpy().reshape(4, 1, 4).repeat(6, axis=1).reshape(24, 4)
     np.testing.assert_allclose(weight.grad.numpy()[:, :, 1, 1], middle, rtol=1e-5, atol=1e-5)
+
+
+@needs_plugin
+def test_without_an_input_channel_there_is_the_bias() -> None:
+    """OneFlow's own conv2d refuses it."""
+    x, weight, bias = flow.zeros(2, 4, 5, 0), flow.zeros(3, 0, 1, 1), flow.tensor([1.0, -2.0, 3.0])
+    y = channels_last_conv2d(x, weight, bias)
+    np.testing.assert_array_equal(y.numpy(), np.zeros((2, 4, 5, 3)) + bias.numpy())
+    np.testing.assert_array_equal(channels_last_conv2d(x, weight).numpy(), np.zeros((2, 4, 5, 3)))

@@ -12,14 +12,13 @@ import pytest
 
 from tests.launch import run_process
 from tests.oneflow_accel.kernels.harness import needs_plugin, random
-from tests.oneflow_accel.kernels.records.conv2d import (
-    CASES,
+from tests.oneflow_accel.kernels.records.conv2d import CASES, convolve
+from tests.oneflow_accel.kernels.reference_conv import (
     FORMATS,
-    convolve,
+    conv_gradients,
     from_format,
     to_format,
 )
-from tests.oneflow_accel.kernels.reference_conv import conv_gradients
 from tests.tolerances import assert_close
 
 pytestmark = needs_plugin

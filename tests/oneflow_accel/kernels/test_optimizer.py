@@ -128,6 +128,7 @@ def assert_trained(
         assert not np.array_equal(parameters, start[i])
 
 
+@pytest.mark.filterwarnings("ignore:Only Momentum")
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize(
     "options",
@@ -137,20 +138,12 @@ def assert_trained(
         {"momentum": 0.9},
         {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
         {"momentum": 0.9, "weight_decay": 0.1, "dampening": 0.3},
+        {"momentum": 0.9, "maximize": True},
     ],
     ids=str,
 )
 def test_sgd(options: Options, graph: bool) -> None:
     options = {"lr": 0.1, **options}
-    start, gradients = start_and_gradients()
-    actual = train(start, gradients, lambda p: flow.optim.SGD(p, **options), graph=graph)
-    assert_trained(actual, start, gradients, sgd_reference, options)
-
-
-@pytest.mark.filterwarnings("ignore:Only Momentum")
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-def test_momentum_that_maximizes(graph: bool) -> None:
-    options = {"lr": 0.1, "momentum": 0.9, "maximize": True}
     start, gradients = start_and_gradients()
     actual = train(start, gradients, lambda p: flow.optim.SGD(p, **options), graph=graph)
     assert_trained(actual, start, gradients, sgd_reference, options)

@@ -7,20 +7,15 @@ import oneflow as flow
 
 from tests.oneflow_accel.kernels.not_finite import Strictness
 from tests.oneflow_accel.kernels.record import Case, Record, case
-from tests.oneflow_accel.kernels.reference_conv import ConvCase, conv_forward, conv_gradients
-
-FORMATS = ("channels_first", "channels_last")
-
-
-def to_format(array: np.ndarray, data_format: str) -> np.ndarray:
-    """(N, C, spatial...) or (O, I, kernel...) in the order of `data_format`."""
-    if data_format == "channels_first":
-        return array
-    return np.ascontiguousarray(np.moveaxis(array, 1, -1))
-
-
-def from_format(array: np.ndarray, data_format: str) -> np.ndarray:
-    return array if data_format == "channels_first" else np.moveaxis(array, -1, 1)
+from tests.oneflow_accel.kernels.reference_conv import (
+    FORMATS,
+    ConvCase,
+    conv_forward,
+    conv_gradients,
+    from_format,
+    shape_in,
+    to_format,
+)
 
 
 def convolve(
@@ -32,14 +27,7 @@ def convolve(
     data_format: str,
 ) -> flow.Tensor:
     return getattr(flow._C, f"conv{len(conv.spatial)}d")(
-        x,
-        weight,
-        bias,
-        stride=conv.stride,
-        padding=conv.padding,
-        dilation=conv.dilation,
-        groups=conv.groups,
-        channel_pos=data_format,
+        x, weight, bias, **conv.geometry, channel_pos=data_format
     )
 
 
@@ -111,16 +99,12 @@ CASES = {
 }
 
 
-def _shape(shape: tuple[int, ...], data_format: str) -> tuple[int, ...]:
-    return shape if data_format == "channels_first" else (shape[0], *shape[2:], shape[1])
-
-
 def _in_both_formats() -> list[Case]:
     return [
         case(
             f"{name} {data_format}",
-            _shape(conv.x_shape, data_format),
-            _shape(conv.weight_shape, data_format),
+            shape_in(conv.x_shape, data_format),
+            shape_in(conv.weight_shape, data_format),
             (conv.channels[1],),
             reduced=max(conv.terms.values()),
             conv=conv,
