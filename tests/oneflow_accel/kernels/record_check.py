@@ -67,7 +67,10 @@ def in_float64(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def expected_output(record: Record, case: Case, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.asarray(record.reference(*in_float64(arrays), **case.attributes), dtype=np.float64)
+    # Cases have infinities.
+    with np.errstate(all="ignore"):
+        y = record.reference(*in_float64(arrays), **case.attributes)
+    return np.asarray(y, dtype=np.float64)
 
 
 def output_gradient(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
@@ -111,7 +114,8 @@ def assert_gradients(
     dtype: str,
 ) -> None:
     """`actual` holds one gradient for each input, None for those that have none."""
-    expected = record.gradient(dy.astype(np.float64), *in_float64(arrays), **case.attributes)
+    with np.errstate(all="ignore"):
+        expected = record.gradient(dy.astype(np.float64), *in_float64(arrays), **case.attributes)
     assert len(expected) == len(actual)
     for mine, reference in zip(actual, expected, strict=True):
         if reference is not None:

@@ -21,6 +21,8 @@ CASES = [
     # Where the approximations are level, and beyond.
     case("wide", lambda generator: generator.uniform(-30, 30, 4001)),
 ]
+# x itself on the right; 0 on the left, and no error that grows with x.
+FAR = case("far", lambda generator: np.repeat([-1e6, -1e3, -200.0, 200.0, 1e3, 1e6], 97))
 BOTH = ("float32", "bfloat16")
 LINES = [Layout(("S(0)",), "S(0)"), Layout(("S(1)",), "S(1)"), Layout(("B",), "B")]
 # The constant of OneFlow's and ONNX Runtime's fast_gelu.
@@ -84,7 +86,7 @@ def _record(
         operators,
         call,
         reference,
-        [*CASES, *more],
+        [*CASES, *([] if name in ("tanh", "sigmoid") else [FAR]), *more],
         gradient=gradient,
         layouts=LINES,
         dtypes=BOTH,
