@@ -111,11 +111,6 @@ def test_missing_kernels_have_a_reason(feature: str) -> None:
     assert len(answer.reason) > 20
 
 
-@pytest.mark.parametrize("feature", ["native_layer_norm", "nhwc", "graph"])
-def test_has(feature: str) -> None:
-    assert MluBackend().supports(feature)
-
-
 def test_cards_whose_kernels_are_in_oneflow_need_no_package_with_fake_driver(
     driver: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,14 @@ def test_download_fails(machine: Machine) -> None:
     assert not (machine.root / ".venv-peer").exists()
 
 
+def test_uv_comes_from_the_index(machine: Machine) -> None:
+    machine.add_python("python3", "3.13")
+    result = machine.find(UV_DEFAULT_INDEX=machine.make_index_with_uv())
+    assert result.returncode == 0, result.stderr
+    assert "Fetching uv into .python/uv\n" in result.stderr
+    assert result.stdout.startswith(f"{machine.root}/.python/versions/cpython-{WANTED}.99-")
+
+
 def test_no_python_at_all(machine: Machine) -> None:
     result = machine.find()
     assert (result.returncode, result.stdout) == (2, "")
