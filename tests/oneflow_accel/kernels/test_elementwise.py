@@ -1,4 +1,4 @@
-"""Elementwise operators beyond records: in place, special values, stock types, order of sums."""
+"""Elementwise operators beyond records: special values, conversions, a term that is the output."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from tests.oneflow_accel.kernels.harness import (
     as_array,
     as_held,
+    gradients,
     needs_plugin,
     random,
 )
@@ -59,3 +60,17 @@ def test_power_of_zero() -> None:
     y.sum().backward()
     np.testing.assert_array_equal(y.numpy(), [1, 1, 1])
     np.testing.assert_array_equal(x.grad.numpy(), [0, 0, 0])
+
+
+def test_relu_at_special_values() -> None:
+    x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -1e-40] * 9, np.float32)
+    y, (dx,) = gradients(flow.relu, [x], np.ones_like(x))
+    np.testing.assert_array_equal(y, np.array([0, 0, np.nan, np.inf, 0, 1e-40, 0] * 9, np.float32))
+    np.testing.assert_array_equal(dx, np.array([0, 0, 1, 1, 0, 1, 0] * 9, np.float32))
+
+
+def test_sum_in_place_with_itself_among_the_terms() -> None:
+    a, b = random(3, 5000), random(3, 5000, seed=1)
+    x = flow.tensor(a)
+    flow._C.add([x, flow.tensor(b), x, x], inplace=True)
+    assert_close(x.numpy(), 3.0 * a + b, reduced=4)

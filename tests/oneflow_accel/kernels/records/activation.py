@@ -68,6 +68,13 @@ def _same(name: str, terms: int, *shape: int) -> Case:
     return case(name, *[shape] * terms, reduced=terms)
 
 
+def _residual_in_place(x: flow.Tensor) -> flow.Tensor:
+    """x is used twice, so that its gradients are added up."""
+    out = x * 3.0
+    out += x
+    return out
+
+
 def _sum(*terms: flow.Tensor) -> flow.Tensor:
     return flow._C.add(list(terms), inplace=False)
 
@@ -103,6 +110,14 @@ RECORDS = [
         more=(case("prime", (1000003,)),),
     ),
     _record(
+        "relu_in_place",
+        # A leaf that needs a gradient cannot be changed in place.
+        lambda x: flow.nn.functional.relu(x * 1.0, inplace=True),
+        lambda x: np.maximum(x, 0),
+        lambda dy, x: (np.where(x <= 0, 0, dy),),
+        operator="relu",
+    ),
+    _record(
         "gelu",
         flow._C.gelu,
         lambda x: x * _normal(x),
@@ -134,6 +149,15 @@ RECORDS = [
         gradient=lambda dy, x, y: (dy, dy),
         layouts=[Layout(("P", "P"), "P"), Layout(("S(0)", "S(0)"), "S(0)")],
         dtypes=BOTH,
+    ),
+    Record(
+        "residual_in_place",
+        ("add_n",),
+        _residual_in_place,
+        lambda x: 4 * x,
+        CASES,
+        gradient=lambda dy, x: (4 * dy,),
+        layouts=LINES,
     ),
     Record(
         "add_many",
