@@ -15,18 +15,18 @@ from tracked import ROOT, listed_files
 
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
-    "oneflow_accel": ("oneflow_accel", (".py",), 10_357),
+    "oneflow_accel": ("oneflow_accel", (".py",), 10_359),
     "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_944),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_605),
-    "flow_train": ("flow_train", (".py",), 13_325),
-    "monarch_flow": ("monarch_flow", (".py",), 7_323),
-    "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_061),
-    "vit_10b": ("vit_10b", (".py",), 985),
-    "libai_projects": ("libai_projects", (".py",), 14_911),
-    "benchmarks": ("benchmarks", (".py",), 3_627),
+    "flow_train": ("flow_train", (".py",), 13_348),
+    "monarch_flow": ("monarch_flow", (".py",), 7_148),
+    "resnet50_imagenet": ("resnet50_imagenet", (".py",), 1_060),
+    "vit_10b": ("vit_10b", (".py",), 984),
+    "libai_projects": ("libai_projects", (".py",), 14_856),
+    "benchmarks": ("benchmarks", (".py",), 3_639),
     "scripts": ("scripts", (".py",), 884),
     "patches": ("patches", (".patch",), 1_412),
-    "tests": ("tests", (".py",), 53_826),
+    "tests": ("tests", (".py",), 50_944),
 }
 # Of an issue: what it may add to which budget, and for what.
 ALLOWANCES = ((33, "scripts", 307, "mutations.py, and statements here"),)

@@ -105,19 +105,18 @@ TRAINERS = {
         **of_parser(main_parser),
         lines={
             ("plain", 1): "",
-            ("frozen", 1): "-a resnet18 --freeze-bn --wd 0.01 --momentum 0.5",
-            ("channels", 1): "-a resnet18 --channels-last --clip-grad 0.5 --smoothing 0.1",
+            ("frozen", 1): "-a resnet18 --freeze-bn --wd 0.01 --momentum 0.5 --channels-last "
+            "--clip-grad 0.5 --smoothing 0.1 --model-ema --model-ema-decay 0.9 "
+            "--grad-accum-steps 2 --epochs 2 --profile 1",
             ("mixed", 1): "--aa rand-m9-mstd0.5-inc1 --reprob 0.5 --mixup 0.8 --cutmix 1 "
-            "--mixup-prob 0.9 --mixup-switch-prob 0.6 --mixup-mode elem --scale 0.5 1 --hflip 0.3",
-            ("averaged", 1): "--model-ema --model-ema-decay 0.9 --grad-accum-steps 2 --epochs 2",
+            "--mixup-prob 0.9 --mixup-switch-prob 0.6 --mixup-mode elem --scale 0.5 1 --hflip 0.3 "
+            "--optimizer adamw --scheduler cosine --epochs 2",
             ("resumed", 1): "--resume {plain} --epochs 2",
             ("weights", 1): "--weights {plain}/checkpoints/step-00000002/model.safetensors "
             "--reset-head",
             ("in-place", 1): "-a mobilenet_v3_small --lr 0.0001",
             ("evaluated", 1): "-e --resume {plain} --predictions {out}/table.csv",
             ("measured", 1): "--benchmark",
-            ("adamw", 1): "--optimizer adamw --scheduler cosine --epochs 2",
-            ("profiled", 1): "--profile 1",
             ("graph", 1): "-a resnet18 --graph --channels-last --freeze-bn --model-ema "
             "--grad-accum-steps 2 --clip-grad 0.5 --epochs 2",
             **{
@@ -139,13 +138,12 @@ TRAINERS = {
         **of_parser(vit_parser),
         lines={
             ("plain", 2): "",
-            ("dropout", 2): "--pos_dropout 0.1 --att_dropout 0.1 --mlp_dropout 0.1 --init timm",
-            ("flat", 2): "--flatten_parameters --shard_multiple 8 --prefetch --mlp_ratio 2",
-            ("sent", 2): "--gather_dtype bfloat16 --clip_grad_norm 0.1 --weight_decay 0.5",
+            ("flat", 2): "--pos_dropout 0.1 --att_dropout 0.1 --mlp_dropout 0.1 --init timm "
+            "--flatten_parameters --shard_multiple 8 --prefetch --mlp_ratio 2 --profile 1 "
+            "--gather_dtype bfloat16 --clip_grad_norm 0.1 --weight_decay 0.5",
             ("rows", 2): "--shard_group 1 --prefetch --no_grad_ckpt --no_reshard_after_forward",
             ("whole", 2): "--run_without_fsdp",
             ("resumed", 2): "--resume auto --ckpt_dir {plain} --num_epochs 2",
-            ("profiled", 2): "--profile 1",
         },
         apart="fake_data num_classes max_steps shard_on_cpu mark_step_after_forward precision "
         "resume_epoch reshard *_interval device dry_run largest num_devices device_memory",
@@ -167,13 +165,13 @@ TRAINERS = {
             "optimizer.betas=[0.8,0.9] optimizer.eps=1e-4 "
             "optimizer.amsgrad=true optimizer.weight_decay=0.1 trainer.gradient_clip_val=0.5 "
             "optimizer_param_grouping.bias_weight_decay=true "
-            "optimizer_param_grouping.normalization_weight_decay=true",
+            "optimizer_param_grouping.normalization_weight_decay=true "
+            "trainer.accumulate_grad_batches=2 datamodule.batch_size=8 callbacks.ema.decay=0.9 "
+            "callbacks.ema.use_num_updates=true callbacks.norm_monitor.layer_norm_only=true "
+            "trainer.profile=1",
             ("sgd", 1): f"{VIT} optimizer=sgd optimizer.name=sgd optimizer.momentum=0.9 "
             "optimizer.nesterov=false optimizer.dampening=0.1 optimizer.maximize=true "
             "train.loss_fn.label_smoothing=0.2 train.loss_fn_val.label_smoothing=0.1",
-            ("accumulated", 1): f"{VIT} trainer.accumulate_grad_batches=2 "
-            "datamodule.batch_size=8 callbacks.ema.decay=0.9 callbacks.ema.use_num_updates=true "
-            "callbacks.norm_monitor.layer_norm_only=true",
             ("mixed", 1): f"{VIT} datamodule.mixup.mixup_alpha=0.8 "
             "datamodule.mixup.cutmix_alpha=1 datamodule.mixup.cutmix_minmax=[0.2,0.8] "
             "datamodule.mixup.prob=0.9 datamodule.mixup.switch_prob=0.6 "
@@ -182,23 +180,17 @@ TRAINERS = {
             ("layers", 1): f"{VIT} model.mlp_cfg=monarch model.attnlinear_cfg=blockdiag "
             "train.sparse_to_dense.fraction=0.5 trainer.max_epochs=2 "
             "trainer.limit_train_batches=1",
-            ("low-rank", 1): f"{VIT} model.mlp_cfg=low_rank model.attnlinear_cfg=pixelfly",
-            ("block-sparse", 1): f"{VIT} model.mlp_cfg=fbbfly model.attnlinear_cfg=fbbfly",
+            ("low-rank", 1): f"{VIT} model.mlp_cfg=low_rank model.attnlinear_cfg=fbbfly",
             ("projected", 1): f"{VIT} model.mlp_cfg=monarch train.init_from.path={{plain}} "
             "train.init_from.project=true train.init_from.reset_head=true",
             ("mixer", 1): "experiment=imagenet/mixer/mixers model.patch_size=8 "
             "model.token_mlp_cfg=monarch model.token_ratio=1 model.channel_ratio=2",
             ("t2t", 1): "experiment=imagenet/t2tvit/t2tvit7 model.num_heads=2 "
             "model.tokens_type=performer",
-            ("t2t-transformer", 1): "experiment=imagenet/t2tvit/t2tvit7 model.num_heads=2 "
-            "model.tokens_type=transformer",
             ("vitae", 1): "experiment=imagenet/vitae/tiny model.embed_dim=null model.num_heads=2 "
             "model.embed_dims=[8,8,16] model.token_dims=[8,8,32] model.conv_groups=4",
-            ("vitae-patches", 1): "experiment=imagenet/vitae/base model.num_heads=2 "
-            "model.conv_groups=4",
             ("resumed", 1): f"{VIT} resume={{plain}} trainer.max_epochs=2",
             ("evaluated", 1): f"{VIT} eval.ckpt={{plain}} eval.results_file={{out}}-figures",
-            ("profiled", 1): f"{VIT} trainer.profile=1",
             ("graph", 1): f"{VIT} trainer.graph=true trainer.gradient_clip_val=0.5 "
             "datamodule.batch_size=8",
             **{
@@ -230,12 +222,12 @@ TRAINERS = {
         of_keys,
         lines={
             ("plain", 1): "",
-            ("dropout", 1): "model.cfg.embedding_dropout_prob=0.1 "
-            "model.cfg.attention_dropout_prob=0.1 model.cfg.output_dropout_prob=0.1",
             ("composed", 1): "model.cfg.bias_gelu_fusion=false model.cfg.bias_dropout_fusion=false "
             "model.cfg.scale_mask_softmax_fusion=false model.cfg.attention_fusion=false "
             "model.cfg.attention_dropout_prob=0.1",
-            ("otherwise", 1): "model.cfg.apply_query_key_layer_scaling=true "
+            ("otherwise", 1): "model.cfg.embedding_dropout_prob=0.1 "
+            "model.cfg.attention_dropout_prob=0.1 model.cfg.output_dropout_prob=0.1 "
+            "model.cfg.apply_query_key_layer_scaling=true "
             "model.cfg.activation=gelu model.cfg.layernorm_epsilon=1e-4 "
             "model.cfg.initializer_range=0.03 model.cfg.use_scaled_init_for_output_weights=false "
             "optim.betas=[0.8,0.9] optim.eps=1e-6 optim.weight_decay=0.1 "
@@ -245,18 +237,16 @@ TRAINERS = {
             ("accumulated", 1): "train.num_accumulation_steps=2 train.train_micro_batch_size=2 "
             "model.cfg.mlp_cfg=monarch model.cfg.attnlinear_cfg=blockdiag "
             "model.cfg.attnproj_cfg=monarch train.sparse_to_dense.fraction=0.5",
+            # The other layouts are golden records, which test_emulated.py has in bfloat16.
             ("zero", 2): "graph.enabled=true train.num_accumulation_steps=2 "
             "train.train_micro_batch_size=1 "
             "train.zero_optimization.enabled=true train.zero_optimization.stage=2 "
             "train.activation_checkpoint.enabled=true",
-            ("tensor", 2): "train.dist.tensor_parallel_size=2",
-            ("pipeline", 2): "train.dist.pipeline_parallel_size=2",
         },
         apart="dataloader.* graph.debug graph.*.is_train model.cfg.amp_enabled tokenization.* "
-        "train.amp.precision train.checkpointer.* train.dist.custom* train.dist.data* "
-        "train.dist.device_type train.dist.*_num_layers train.evaluation.* train.load_weight "
-        "train.logger.* train.max_minutes train.nccl* train.rdma* train.scheduler.* train.seed "
-        "train.start_iter train.test_micro* train.warmup_ratio",
+        "train.amp.precision train.checkpointer.* train.dist.* train.evaluation.* "
+        "train.load_weight train.logger.* train.max_minutes train.nccl* train.rdma* "
+        "train.scheduler.* train.seed train.start_iter train.test_micro* train.warmup_ratio",
         script=LIBAI / "tools" / "train_net.py",
     ),
     "llama": Trainer(
@@ -275,20 +265,18 @@ TRAINERS = {
             ("angles", 1): "--rope_scaling=llama3 --rope_factor=4 --rope_original_len=16 "
             "--rope_theta=5000 --rope_interleaved --attention_bias --tie_word_embeddings "
             "--rms_norm_eps=1e-4 --initializer_range=0.03",
-            ("residual", 1): "--residual_in_fp32=false --sequence_first --dropout=0.1 "
+            ("residual", 1): "--residual_in_fp32=false --sequence_first --dropout=0.1 --profile=1 "
             "--attention_dropout=0.1 --embedding_dropout=0.1 --weight_decay=0.2 --beta1=0.8 "
             "--beta2=0.9 --eps=1e-6 --grad_clip=0.5 --gradient_accumulation_steps=2 --batch_size=1",
             ("packed", 1): "--dummy=false --data={images}/tokens.bin --packing=documents",
             ("resumed", 1): "--resume --output_dir={plain} --max_iters=3",
-            ("profiled", 1): "--profile=1",
             ("zero", 2): "--graph --zero_stage=2 --recompute --batch_size=1 "
             "--gradient_accumulation_steps=2",
             ("tensor", 2): "--tensor_parallel=2 --sequence_parallel",
-            ("pipeline", 2): "--pipeline_parallel=2",
         },
-        apart="ablate turns estimate gpu device precision dropout? eval_* log_* save_* *lr* seed "
-        "init_from max_minutes multiple_of num_* hidden_size ffn_* vocab_size peak_tflops "
-        "pad_token_id token_dtype val_data wandb_*",
+        apart="ablate turns estimate gpu device precision dropout? pipeline_parallel eval_* log_* "
+        "save_* *lr* seed init_from max_minutes multiple_of num_* hidden_size ffn_* "
+        "vocab_size peak_tflops pad_token_id token_dtype val_data wandb_*",
         script=LIBAI / "projects" / "Llama" / "pretrain.py",
     ),
 }

@@ -42,8 +42,6 @@ ENDS = {
     "with a large output": ("say('x' * 300_000 + '\\n')", "x" * 300_000 + "\nrest\nafter\n", 0),
     "aborted": ("say('last words'); ctypes.CDLL(None).abort()", "last words", -6),
     "killed": ("say('last words'); os.kill(os.getpid(), 9)", "last words", -9),
-    "in a segmentation fault": ("say('last words'); ctypes.string_at(0)", "last words", -11),
-    "at once": ("say('last words'); os._exit(3)", "last words", 3),
     "in an error": ("raise SystemExit('no oneflow')", "no oneflow\n", 1),
     "with a thread": (
         "t = threading.Thread(target=say, args=('thread\\n',)); t.start(); t.join()",

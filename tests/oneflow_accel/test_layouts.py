@@ -1,13 +1,9 @@
-"""Channels last: each family of models in both layouts, and what is refused.
-
-Twice: with emulated operators (is the conversion right?) and on the plug-in (does it run there?).
-"""
+"""Channels last: each family of models in both layouts, and what is refused."""
 
 from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable
 
 from oneflow_accel import layouts
 from oneflow_accel.backends import Backend, Support, resolve
@@ -22,25 +18,20 @@ from flowvision.models.resnet import BasicBlock, ResNet
 from flowvision.models.vgg import VGG, make_layers
 from oneflow import nn
 
-from tests.oneflow_accel import emulated_nhwc
 from tests.tolerances import assert_close
 
 # Terms that the widest convolution of these models sums up: 3 x 3 x 512.
 REDUCED = 4608
 
 FAMILIES = {
-    "alexnet": 96,
     "densenet121": 64,
     "efficientnet_b0": 64,
     "googlenet": 64,
     "inception_v3": 299,
     "mnasnet0_5": 64,
-    "mobilenet_v2": 64,
     "mobilenet_v3_small": 64,
-    "regnet_x_400mf": 64,
     "regnet_y_400mf": 64,
     "resnet18": 64,
-    "resnext50_32x4d": 64,
     "se_resnet50": 224,
     "shufflenet_v2_x0_5": 64,
     "squeezenet1_1": 64,
@@ -57,11 +48,8 @@ class Device:
 YES = Device(Support(True, "emulated"))
 
 
-@pytest.fixture(params=["emulated", "plugin"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device | Backend:
-    if request.param == "emulated":
-        emulated_nhwc.install(monkeypatch)
-        return YES
+@pytest.fixture
+def backend() -> Backend:
     cpu = resolve("cpu").backend
     if not cpu.supports("nhwc"):
         pytest.skip(cpu.supports("nhwc").reason)
@@ -176,12 +164,9 @@ def test_a_training_step_is_the_same(backend: Backend) -> None:
         assert_close(state[name].numpy(), buffer.numpy(), reduced=REDUCED)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [small_resnet, flowvision.models.shufflenet_v2_x0_5, flowvision.models.mobilenet_v3_small],
-)
-def test_graph_gives_what_eager_gives(build: Callable[[], nn.Module], backend: Backend) -> None:
-    model = layouts.to_channels_last(randomize(build()).eval(), backend)
+def test_graph_gives_what_eager_gives(backend: Backend) -> None:
+    model = flowvision.models.shufflenet_v2_x0_5()
+    layouts.to_channels_last(randomize(model).eval(), backend)
 
     class Forward(nn.Graph):
         def __init__(self) -> None:
@@ -210,12 +195,6 @@ def test_weights_stay_the_same_objects_with_their_gradients() -> None:
     assert model.conv1.weight is weight
 
 
-def test_converting_twice_changes_nothing() -> None:
-    model = small_resnet()
-    shape = tuple(layouts.to_channels_last(model, YES).conv1.weight.shape)
-    assert tuple(layouts.to_channels_last(model, YES).conv1.weight.shape) == shape
-
-
 def test_a_weight_shared_by_two_layers_is_converted_once() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, (3, 1)), nn.Conv2d(4, 4, (3, 1)))
     model[1].weight = model[0].weight
@@ -231,8 +210,6 @@ def test_a_weight_shared_by_two_layers_is_converted_once() -> None:
             "vit_tiny_patch16_224",
             ["VisionTransformer", r"patch_embed \(.*PatchEmbed\)", "LayerNorm"],
         ),
-        ("swin_tiny_patch4_window7_224", ["SwinTransformer", r"layers\.0\.blocks\.0\.attn"]),
-        ("convnext_tiny_224", [r"downsample_layers\.0\.1 \(.*LayerNorm\)"]),
         ("ghostnet", [r"blocks\.0\.0\.ghost1 \(.*GhostModule\)"]),
     ],
 )
@@ -281,9 +258,8 @@ def test_what_could_be_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     refuse(model, "built under ONEFLOW_ENABLE_NHWC=1")
 
 
-def test_a_linear_layer_never_sees_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    emulated_nhwc.install(monkeypatch)
-    model = layouts.to_channels_last(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Linear(8, 2)), YES)
+def test_a_linear_layer_never_sees_an_image(backend: Backend) -> None:
+    model = layouts.to_channels_last(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Linear(8, 2)), backend)
     with pytest.raises(UserError, match=r"Linear layer \(8 -> 2\) gets a 4-D activation"):
         model(as_channels_last(images(8)))
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 from typing import Any
 
-from oneflow_accel import __main__ as command
 from oneflow_accel import report
 from oneflow_accel.backends import FEATURES
 from oneflow_accel.backends.cpu import CpuBackend
-from oneflow_accel.kernels import plugin, registry
+from oneflow_accel.kernels import plugin
 
 import numpy as np
-import oneflow as flow
 import pytest
 from rich.console import Console
 
@@ -93,15 +90,6 @@ def test_json_of_the_command_has_the_documented_keys() -> None:
         assert set(patch) == {"name", "package", "version", "state", "reason"}
 
 
-def test_text_of_the_command_names_every_part() -> None:
-    process = run()
-    assert process.returncode == 0, process.stderr
-    for part in ("versions", "devices", "features", "CPU kernel plug-in", "patches", "environment"):
-        assert f"\n{part}" in f"\n{process.stdout}", part
-    assert re.search(r"cpu\W+PASS", process.stdout)
-    assert "Device: cpu (the first usable one of mlu, cuda, cpu; " in process.stdout
-
-
 def test_device_that_cannot_be_used_exits_2_after_the_report() -> None:
     process = run("--device", "mlu", "--json")
     assert process.returncode == 2
@@ -110,23 +98,6 @@ def test_device_that_cannot_be_used_exits_2_after_the_report() -> None:
     assert "oneflow_mlu is not installed" in state["selection"]["why"]
     assert "error: device 'mlu' (asked for) cannot be used: " in process.stderr
     assert "Traceback" not in process.stderr
-
-
-def test_unknown_device_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--device", "cpv"]) == 2
-    assert "Did you mean 'cpu'?" in capsys.readouterr().err
-
-
-def test_patch_command_lists_patches(capsys: pytest.CaptureFixture[str]) -> None:
-    command.main(["patch", "--status"])
-    assert "0001-ddp-leave-out-stream-touch.patch" in capsys.readouterr().out
-
-
-def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "PACKAGES", ("not-a-package",))
-    state = report.collect()
-    assert state["versions"]["not-a-package"] is None
-    assert "not-a-package" in rendered(state)
 
 
 def test_a_device_that_fails_in_the_report_does_not_break_it(
@@ -153,40 +124,9 @@ def test_missing_plugin_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPa
     assert "it needs the CPU plug-in, which is not loaded: no compiler" in text
 
 
-def test_operators_of_the_plugin_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = plugin.PluginState(True, None, None, "9.9.9", 3, ("conv2d", "relu"))
-    monkeypatch.setattr(plugin, "state", lambda: loaded)
-    state = report.collect()
-    assert state["plugin"]["operators"] == ["conv2d", "relu"]
-    assert state["threads"]["plugin"] == 3
-    text = rendered(state)
-    assert "conv2d, relu" in text
-    assert "9.9.9" in text
-
-
-def test_operations_are_listed_in_order_of_preference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_operations", {})
-    registry.register_operation("swish", reference=lambda x: x, doc="x sigmoid(x).")
-
-    @registry.implementation("swish", backend="cpu", dtypes=(flow.float32,))
-    def fused_swish(x: flow.Tensor) -> flow.Tensor:
-        return x
-
-    state = report.collect()
-    expected = {"implementation": "fused_swish", "backend": "cpu", "dtypes": ["oneflow.float32"]}
-    assert state["operations"] == {"swish": [expected]}
-    assert "fused_swish (cpu: oneflow.float32), reference" in rendered(state)
-
-
 def test_only_variables_that_matter_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
     state = report.collect()
     assert state["environment"]["OMP_NUM_THREADS"] == "7"
     assert "SECRET_TOKEN" not in state["environment"]
-
-
-def test_markup_in_a_reason_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = plugin.PluginState(False, None, "see [bold]this[/bold] [0-9]", None, 1, ())
-    monkeypatch.setattr(plugin, "state", lambda: absent)
-    assert "see [bold]this[/bold] [0-9]" in rendered(report.collect())

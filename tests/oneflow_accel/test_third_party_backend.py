@@ -30,17 +30,6 @@ def test_it_is_listed_and_can_be_selected_and_computes(
     assert backends.current_backend().properties().name == "Tiny 1"
 
 
-def test_what_it_inherits_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(install(tmp_path, "tiny_inherits", TINY)))
-    backend = backends.select_device("tiny")
-    assert backend.is_available()
-    assert backend.max_memory_allocated() == 512
-    assert backend.supports("graph")
-    backend.set_device(0)
-    with pytest.raises(ValueError, match="cannot be moved to tiny:1"):
-        backend.set_device(1)
-
-
 def test_it_can_run_the_kernels_of_another_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,11 +39,6 @@ def test_it_can_run_the_kernels_of_another_device(
     assert backends.kernels_of("tiny") == "tiny"
     backends.select_device("tiny")
     assert backends.kernels_of("tiny") == "cpu"
-
-
-def test_it_is_never_chosen_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(install(tmp_path, "tiny_unasked", TINY)))
-    assert backends.resolve().backend.name in ("mlu", "cuda", "cpu")
 
 
 def test_the_command_line_of_an_installed_package_sees_it(tmp_path: Path) -> None:

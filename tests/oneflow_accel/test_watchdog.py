@@ -86,8 +86,8 @@ def test_killed_process(tmp_path: Path, nproc: int, rank: int) -> None:
             assert "this line is in the buffer" in end.output
 
 
-@pytest.mark.parametrize("rank", [1, 0])
-def test_exception_in_one_process(tmp_path: Path, rank: int) -> None:
+def test_exception_in_one_process(tmp_path: Path) -> None:
+    rank = 0
     ends = run_job(tmp_path, 2, "raise", rank)
     raised = float((tmp_path / "when").read_text())
     name = f"rank {rank} (pid {(tmp_path / 'pid').read_text()} on {socket.gethostname()})"
@@ -110,7 +110,7 @@ def test_all_finish(tmp_path: Path) -> None:
     assert first > last - 0.5
 
 
-@pytest.mark.parametrize("attempt", range(20))
+@pytest.mark.parametrize("attempt", range(5))
 def test_strangers_are_sent_away(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two watchdogs in one process, strangers on their port, often: goodbyes and closes race."""
     exits: list[int] = []

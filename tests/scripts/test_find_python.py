@@ -6,15 +6,11 @@ wheel that links to it. No test needs the machine that CPython is fetched from.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
-import sysconfig
-import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from tests.launch import REPOSITORY
-from tests.modes import only_all
 
 # What the script and the Makefile call; nothing else is on the PATH.
 TOOLS = ("bash", "cp", "dirname", "env", "find", "ln", "make", "mkdir", "rm", "sh", "touch")
@@ -159,17 +154,9 @@ def test_download_fails(machine: Machine) -> None:
     assert not (machine.root / ".venv-peer").exists()
 
 
-@only_all
 def test_uv_comes_from_the_index(machine: Machine) -> None:
     machine.add_python("python3", "3.13")
-    index = machine.make_index_with_uv()
-    result = machine.find(UV_DEFAULT_INDEX=f"{index}/none")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "No matching distribution found for uv" in result.stderr
-    assert advice(WANTED) in result.stderr
-    # The next try starts anew.
-    assert not (machine.root / ".python" / "uv").exists()
-    result = machine.find(UV_DEFAULT_INDEX=index)
+    result = machine.find(UV_DEFAULT_INDEX=machine.make_index_with_uv())
     assert result.returncode == 0, result.stderr
     assert "Fetching uv into .python/uv\n" in result.stderr
     assert result.stdout.startswith(f"{machine.root}/.python/versions/cpython-{WANTED}.99-")
@@ -201,71 +188,3 @@ def test_the_right_python_without_venv(machine: Machine, name: str) -> None:
     line = f"{name} has no venv module: apt-get install python{WANTED}-venv\n"
     assert result.stderr.count(line) == 1
     assert advice(WANTED) in result.stderr
-
-
-def test_another_python_is_taken_where_the_first_has_no_venv(machine: Machine) -> None:
-    machine.add_python(f"python{WANTED}", WANTED, venv=False)
-    machine.add_python("python3", WANTED)
-    result = machine.find()
-    assert (result.stdout, result.stderr) == (f"{machine.bin}/python3\n", "")
-
-
-def test_environment_is_made_with_what_uv_downloads(machine: Machine) -> None:
-    """With the real uv, whose archive and list of downloads are ours: a Python of a few files."""
-    machine.add_python("python3", "3.13")
-    # From where the tests' own packages come.
-    machine.env = {**os.environ, "PATH": machine.env["PATH"], "HOME": machine.env["HOME"]}
-    machine.env.pop("PYENV_ROOT", None)
-    mirror = machine.wheels / "mirror"
-    downloads = machine.wheels / "downloads.json"
-    downloads.write_text(json.dumps(archive_for_uv(mirror, machine.wheels / "contents")))
-    result = machine.run(
-        "make",
-        ".venv/.python",
-        env={
-            "UV_PYTHON_DOWNLOADS_JSON_URL": str(downloads),
-            "UV_PYTHON_INSTALL_MIRROR": mirror.as_uri(),
-        },
-    )
-    if "No matching distribution found for uv" in result.stderr:
-        pytest.skip("PyPI, from which uv comes, cannot be reached")
-    assert result.returncode == 0, result.stderr
-    fetched = machine.root / ".python" / "versions" / "cpython-3.10.22-linux-x86_64-gnu"
-    assert f"Creating .venv with {fetched}/bin/python3.10\n" in result.stdout
-    version = machine.run(".venv/bin/python", "-c", "import sys; print(sys.version_info[:2])")
-    assert version.stdout == "(3, 10)\n"
-    # Nothing was put where other programs look.
-    assert not (Path(machine.env["HOME"]) / ".local" / "bin").exists()
-
-
-def archive_for_uv(mirror: Path, contents: Path) -> dict[str, object]:
-    release = "20261009"
-    name = f"cpython-3.10.22+{release}-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
-    program = contents / "bin" / "python3.10"
-    library = contents / "lib" / "python3.10"
-    for folder in (program.parent, library, mirror / release):
-        folder.mkdir(parents=True)
-    write_command(program, f'#!/bin/sh\nexec {PYTHON} "$@"\n')
-    # uv corrects the paths in it.
-    shutil.copy(
-        Path(sysconfig.get_path("stdlib")) / f"{sysconfig._get_sysconfigdata_name()}.py", library
-    )
-    with tarfile.open(mirror / release / name, "w:gz") as archive:
-        archive.add(contents, "python")
-    return {
-        "cpython-3.10.22-linux-x86_64-gnu": {
-            "name": "cpython",
-            "arch": {"family": "x86_64", "variant": None},
-            "os": "linux",
-            "libc": "gnu",
-            "major": 3,
-            "minor": 10,
-            "patch": 22,
-            "prerelease": "",
-            "url": "https://github.com/astral-sh/python-build-standalone/releases/download/"
-            f"{release}/{name.replace('+', '%2B')}",
-            "sha256": hashlib.sha256((mirror / release / name).read_bytes()).hexdigest(),
-            "variant": None,
-            "build": release,
-        }
-    }

@@ -162,17 +162,6 @@ def test_change_of_compiler(checkout: Checkout) -> None:
     assert "Building the C++ plug-in with c++; " in checkout.make("-n", "plugin", CXX="c++").stdout
 
 
-def test_compiler_that_cmake_refuses(checkout: Checkout) -> None:
-    broken = checkout.alias("g++-3", "#!/bin/sh\necho g++-3, a very old one\nexit 1\n")
-    failed = checkout.make("plugin", CXX=broken)
-    assert failed.returncode == 2
-    assert f"not built: {broken} (g++-3, a very old one) cannot compile them" in failed.stdout
-    assert "the first is: CMake Error at " in failed.stdout
-    # The next make takes the compiler that is there.
-    assert checkout.make("plugin").returncode == 0
-    assert checkout.has(LIBRARY)
-
-
 def test_compiler_is_installed_later(checkout: Checkout) -> None:
     without = checkout.make("plugin", CXX="no-such-compiler")
     assert without.returncode == 0, without.stdout

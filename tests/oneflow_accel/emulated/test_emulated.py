@@ -14,7 +14,6 @@ import pytest
 
 from scripts import golden_record
 from tests.launch import REPOSITORY, run_process
-from tests.modes import only_all
 from tests.oneflow_accel.emulated import worker
 from tests.oneflow_accel.kernels.harness import needs_plugin
 
@@ -64,9 +63,7 @@ def test_ddp_needs_the_patch_of_stream_touch_there() -> None:
     ("text", "said"),
     [
         (None, "is neither a profile nor a file of one"),
-        ("{", "is not JSON"),
         ('{"device": "tpu", "sources": [], "dtypes": [], "operators": {}}', "'device' is none of"),
-        ('{"device": "mlu", "sources": [], "dtypes": []}', "'operators' is not a dict"),
         (
             '{"device": "mlu", "sources": [], "dtypes": ["int8"],'
             ' "operators": {"int8": ["relux"]}}',
@@ -95,16 +92,15 @@ SYNCHRONOUS = {"ONEFLOW_ACCEL_EMULATED_STREAMS": "synchronous"}
 LATE = {"ONEFLOW_ACCEL_EMULATED_FAULTS": "delay=0.002"}
 
 
-@pytest.mark.parametrize("environment", [SYNCHRONOUS, {}, LATE])
+@pytest.mark.parametrize("environment", [SYNCHRONOUS, LATE])
 def test_operators_give_the_cpus_bits(environment: dict[str, str]) -> None:
     equal = run("operators", **environment)
     assert set(equal) == set(worker.CASES)
     assert [name for name, is_equal in equal.items() if not is_equal] == []
 
 
-@pytest.mark.parametrize("environment", [SYNCHRONOUS, {}])
-def test_training_gives_the_cpus_bits_each_time(environment: dict[str, str]) -> None:
-    assert run("trained", **environment) == [True] * 20
+def test_training_gives_the_cpus_bits_each_time() -> None:
+    assert run("trained") == [True] * 8
 
 
 def test_streams_have_threads_of_their_own() -> None:
@@ -162,7 +158,6 @@ def test_a_command_says_it_in_a_sentence(tmp_path: Path) -> None:
     [
         ("fail=conv_data_grad:30", 1, "conv_data_grad failed at its launch 30"),
         ("lost=1500", 1, "emulated:0 is lost"),
-        ("fail=conv3000d:1", 2, "oneflow has no operator 'conv3000d'"),
         ("lost=soon", 2, "ONEFLOW_ACCEL_EMULATED_FAULTS='lost=soon' is not a list of fail="),
     ],
 )
@@ -187,13 +182,10 @@ def test_sums_in_bfloat16_that_would_end_the_process_are_refused(tmp_path: Path)
     assert "error: reduce_dtype bfloat16: emulated cannot do this" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["vit-monarch", "gpt2-ZeRO2"])
 @pytest.mark.usefixtures("work")
-def test_nothing_is_lost_with_a_device(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_lost_with_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that loses its device goes on from its last checkpoint to the end."""
-    tree, case = golden_record.Tree(REPOSITORY, "emulated"), golden_record.CASES[name]
+    tree, case = golden_record.Tree(REPOSITORY, "emulated"), golden_record.CASES["vit-monarch"]
     out = tmp_path / "run"
     tree.run(case, out, 5, resume=False)
     with monkeypatch.context() as patch:
@@ -215,13 +207,8 @@ def test_a_host_that_reads_device_memory_is_told() -> None:
     assert "the host reads or writes memory of an emulated device" in done.stdout
 
 
-QUICK = ("resnet-graph", "vit-monarch", "gpt2", "bf16-gpt2-TP2")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=only_all) for name in golden_record.CASES],
-)
+# A graph; two processes in bfloat16.
+@pytest.mark.parametrize("name", ["resnet-graph", "bf16-gpt2-TP2"])
 @pytest.mark.usefixtures("work")
 def test_trainers_give_the_cpus_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses, figures and checkpoints, and they go on from the CPU's."""
@@ -232,27 +219,21 @@ def test_trainers_give_the_cpus_bits(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 # Without what the card lacks: clipping, AdamW under nn.Graph, products over a split vocabulary.
-ON_CARD = {
-    "resnet-channels-last": ((), ()),
-    "resnet-graph-2-processes": ((), ()),
-    "vit-monarch": (("trainer.gradient_clip_val=1.0",), ()),
-    "vit-2-processes": ((), ()),
-    "gpt2": ((), ("optim.params.clip_grad_max_norm=null",)),
-    "vit-10b-2-processes": ((), ("--clip_grad_norm", "0")),
-    "llama-2-processes": ((), ()),
-}
-QUICK_ON_CARD = ("resnet-channels-last", "vit-monarch", "gpt2")
-
-
 @pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK_ON_CARD else pytest.param(name, marks=only_all) for name in ON_CARD],
+    ("name", "without", "more"),
+    [
+        ("vit-monarch", ("trainer.gradient_clip_val=1.0",), ()),
+        ("gpt2", (), ("optim.params.clip_grad_max_norm=null",)),
+    ],
 )
 def test_trainers_run_with_what_a_card_has(
-    name: str, work: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    without: tuple[str, ...],
+    more: tuple[str, ...],
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the CPU's bits under the same profile, and its numbers without one."""
-    without, more = ON_CARD[name]
     case = golden_record.CASES[name]
     words = [word for word in case.command if word not in without]
     # Whose masks are drawn otherwise where there is no fused operator.

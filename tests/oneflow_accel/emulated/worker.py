@@ -121,7 +121,7 @@ def train(device: str) -> tuple[list[float], list[bytes]]:
 def trained() -> list[bool]:
     """Whether each of many runs of training gives the CPU's bits."""
     expected = train("cpu")
-    return [train("emulated") == expected for _ in range(20)]
+    return [train("emulated") == expected for _ in range(8)]
 
 
 def threads() -> int:

@@ -68,13 +68,9 @@ def assert_close_in_bfloat16(model: nn.Module, x: flow.Tensor, roundings: int) -
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_resnet(channels_last: bool, randomize: Randomize) -> None:
-    model = randomize(resnet())
-    x = random(4, 3, 64, 64)
-    if channels_last:
-        layouts.to_channels_last(model)
-        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+def test_resnet(randomize: Randomize) -> None:
+    model = layouts.to_channels_last(randomize(resnet()))
+    x = np.ascontiguousarray(random(4, 3, 64, 64).transpose(0, 2, 3, 1))
     # 18 layers with weights; each rounds its result, and its weights are rounded.
     assert_close_in_bfloat16(model, flow.tensor(x), roundings=2 * 18)
 
@@ -115,39 +111,6 @@ def test_what_has_no_kernel_computes_in_float32(randomize: Randomize) -> None:
     dtypes = {name: tensor.dtype for name, tensor in prepared.state_dict().items()}
     assert dtypes["0.weight"] == dtypes["6.weight"] == flow.bfloat16
     assert dtypes["0.bias"] == dtypes["2.running_mean"] == flow.float32
-
-
-@needs_bfloat16
-def test_a_trained_net_decides_the_same() -> None:
-    """Digits of 8 x 8 pixels: bright at a place of its own for each class, in noise."""
-    generator = np.random.default_rng(3)
-    labels = generator.integers(4, size=256)
-    images = generator.standard_normal((256, 8, 8, 3)).astype(np.float32) * 0.3
-    for image, label in zip(images, labels, strict=True):
-        row, column = divmod(int(label), 2)
-        image[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 1.0
-    x = flow.tensor(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-    flow.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(256, 4),
-    )
-    optimizer = flow.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    criterion = nn.CrossEntropyLoss()
-    for _ in range(30):
-        criterion(model(x), flow.tensor(labels)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.eval()
-    with flow.no_grad():
-        expected = model(x).numpy().argmax(axis=1)
-        for dtype in (flow.float32, flow.bfloat16):
-            found = prepare(model, dtype)(x).numpy().argmax(axis=1)
-            np.testing.assert_array_equal(found, expected)
-    assert (expected == labels).mean() > 0.95
 
 
 _NO_BFLOAT16 = """

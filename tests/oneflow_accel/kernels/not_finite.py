@@ -17,7 +17,7 @@ from tests.tolerances import assert_close
 
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 # Larger cases differ by what they do with threads, which NaN does not.
-MOST_ELEMENTS = 6000
+MOST_ELEMENTS = 3000
 
 
 class Strictness(Enum):

@@ -9,10 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 Ints = tuple[int, ...]
+FORMATS = ("channels_first", "channels_last")
+FIRST, LAST = FORMATS
+
+
+def to_format(array: np.ndarray, data_format: str) -> np.ndarray:
+    """(N, C, spatial...) or (O, I, kernel...) in the order of `data_format`."""
+    return array if data_format == FIRST else np.ascontiguousarray(np.moveaxis(array, 1, -1))
+
+
+def from_format(array: np.ndarray, data_format: str) -> np.ndarray:
+    return array if data_format == FIRST else np.moveaxis(array, -1, 1)
+
+
+def shape_in(shape: Ints, data_format: str) -> Ints:
+    return shape if data_format == FIRST else (shape[0], *shape[2:], shape[1])
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,16 @@ class ConvCase:
     @property
     def y_shape(self) -> Ints:
         return (self.batch, self.channels[1], *self.out_spatial)
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """As operators take it."""
+        return {
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+        }
 
     @property
     def terms(self) -> dict[str, int]:

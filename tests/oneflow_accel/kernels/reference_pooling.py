@@ -49,7 +49,7 @@ def max_reference(
         for j, (column, _) in enumerate(columns):
             if not row or not column:
                 continue
-            flat = x[:, :, np.array(row)[:, None], column].reshape(n, c, -1)
+            flat = x[:, :, np.array(row)[:, None], column].reshape(n, c, len(row) * len(column))
             best = flat.argmax(-1)
             y[:, :, i, j] = np.take_along_axis(flat, best[..., None], -1)[..., 0]
             h, w = np.array(row)[best // len(column)], np.array(column)[best % len(column)]

@@ -38,10 +38,9 @@ def test_values_of_all_types_and_sizes(tmp_path: Path, processes: int) -> None:
         assert rank["dropped"] > 0.9 * (processes - 1) * (1 << 24)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_all_take_oneflows_way_where_one_may_not_share(tmp_path: Path, rank: int) -> None:
-    said = f"through TCP: ONEFLOW_ACCEL_SHARED_MEMORY=off on rank {rank}"
-    for process in found(tmp_path, 2, said, OFF_ON_RANK=str(rank)):
+def test_all_take_oneflows_way_where_one_may_not_share(tmp_path: Path) -> None:
+    said = "through TCP: ONEFLOW_ACCEL_SHARED_MEMORY=off on rank 1"
+    for process in found(tmp_path, 2, said, OFF_ON_RANK="1"):
         assert process["wrong"] == []
         assert process["maps"] == process["windows"] == process["windows of rows"] == 0
 
@@ -130,8 +129,6 @@ if WHAT != "early":
 if RANK == 1 and WHAT == "stops":
     subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
-if RANK == 1 and WHAT == "killed":
-    os.kill(os.getpid(), signal.SIGKILL)
 if RANK == 1 and WHAT in ("raises", "early"):
     raise ValueError("a bad batch")
 if WHAT == "early":
@@ -165,7 +162,7 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("what", ["no plug-in", "raises", "early", "killed"])
+@pytest.mark.parametrize("what", ["no plug-in", "raises", "early"])
 def test_nobody_is_waited_for_in_vain(tmp_path: Path, what: str) -> None:
     """The launcher ends on the death of one of its processes; by then the other has said whom it
     waits for, or is not needed to."""
@@ -174,8 +171,6 @@ def test_nobody_is_waited_for_in_vain(tmp_path: Path, what: str) -> None:
     waits = "rank 0 waits"
     if what == "no plug-in":
         assert f"rank 1 has no CPU kernels of oneflow_accel, for which {waits}" in ended.stdout
-    elif what == "killed":
-        assert "SIGKILL" in ended.stdout
     else:
         assert "ValueError: a bad batch" in ended.stdout
         call = "1 float64" if what == "early" else "4 float32"

@@ -19,7 +19,6 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from tests.launch import run_process
 from tests.tolerances import assert_close
 
 OPERATIONS = registry.operations()
@@ -66,21 +65,6 @@ def test_explain_for_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "CHOSEN: cublas_lt (cuda" in text
     assert text.count("CHOSEN: reference") == 1
-
-
-def test_explain_names_the_nearest_operation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "lineer"]) == 2
-    assert "Did you mean 'linear'?" in capsys.readouterr().err
-
-
-def test_without_the_plugin_nothing_of_it_is_chosen() -> None:
-    result = run_process(
-        ["-m", "oneflow_accel", "explain", "linear"], env={"ONEFLOW_ACCEL_PLUGIN": "off"}
-    )
-    assert result.returncode == 0, result.stdout
-    assert "CHOSEN: reference" in result.stdout
-    assert "no: onednn" in result.stdout
-    assert "switched off by ONEFLOW_ACCEL_PLUGIN=off" in result.stdout
 
 
 @pytest.mark.parametrize("addend", [False, True])

@@ -13,8 +13,6 @@ from oneflow import nn
 
 from tests.launch import run_process
 from tests.oneflow_accel.kernels.harness import (
-    assert_same_after_fork,
-    assert_same_in_threads,
     needs_plugin,
     random,
 )
@@ -45,7 +43,7 @@ def test_one_call_after_another_draws_on(rate: float) -> None:
         np.testing.assert_array_equal(y.numpy(), dropped(x, masks.dropout(shape, rate), rate))
 
 
-@pytest.mark.parametrize("rate", [1e-9, 0.25, 0.3, 0.999999, np.nextafter(np.float32(1), 0)])
+@pytest.mark.parametrize("rate", [1e-9, 0.3, np.nextafter(np.float32(1), 0)])
 def test_thresholds(rate: float) -> None:
     """Rates at which a word's neighbor may fall on the other side."""
     shape = (300000,)
@@ -86,32 +84,12 @@ def test_bfloat16() -> None:
     assert_close(y.float().numpy(), exact, dtype="bfloat16")
 
 
-def test_in_place() -> None:
-    x = random(70, 700)
-    flow.manual_seed(5)
-    tensor = flow.tensor(x)
-    nn.Dropout(0.5, inplace=True)(tensor)
-    np.testing.assert_array_equal(tensor.numpy(), dropped(x, Masks(5).dropout(x.shape, 0.5), 0.5))
-
-
 def test_addend() -> None:
     x, addend = random(70, 700), random(70, 700, seed=1)
     flow.manual_seed(5)
     y = flow._C.dropout(flow.tensor(x), 0.5, addend=flow.tensor(addend))
     mask = Masks(5).dropout(x.shape, 0.5)
     np.testing.assert_array_equal(y.numpy(), dropped(x, mask, 0.5) + addend)
-
-
-def test_evaluation_changes_nothing() -> None:
-    x = random(5, 7)
-    state = flow.get_rng_state().numpy()
-    np.testing.assert_array_equal(nn.Dropout(0.5).eval()(flow.tensor(x)).numpy(), x)
-    np.testing.assert_array_equal(flow.get_rng_state().numpy(), state)
-
-
-def test_not_a_number_stays() -> None:
-    x = np.full(1000, np.nan, np.float32)
-    assert np.isnan(nn.functional.dropout(flow.tensor(x), 0.5).numpy()).all()
 
 
 def test_generator_state_moves_on() -> None:
@@ -140,14 +118,6 @@ def test_graph_draws_on_from_its_own_seed() -> None:
     for _ in range(3):
         expected = dropped(x, masks.dropout(x.shape, 0.3), 0.3)
         np.testing.assert_array_equal(graph(flow.tensor(x)).numpy(), expected)
-
-
-def test_float64_draws_from_the_same_generator() -> None:
-    flow.manual_seed(2)
-    masks = Masks(2)
-    for dtype in (flow.float64, flow.float32, flow.float64):
-        y = nn.functional.dropout(flow.ones(3000, dtype=dtype), 0.5)
-        np.testing.assert_array_equal(y.numpy() != 0, masks.dropout((3000,), 0.5))
 
 
 _DIGESTS = """
@@ -182,17 +152,3 @@ def test_stock_kernels_and_any_number_of_threads_give_the_same() -> None:
     stock = _digests("off", 1)
     assert len(stock) == 16
     assert _digests("on", 3) == stock
-
-
-def test_several_python_threads() -> None:
-    def draw() -> np.ndarray:
-        generator = flow.Generator()
-        generator.manual_seed(1)
-        y: np.ndarray = flow._C.dropout(flow.ones(300, 500), 0.5, generator=generator).numpy()
-        return y
-
-    assert_same_in_threads(draw, calls=2)
-
-
-def test_forked_process() -> None:
-    assert_same_after_fork("return nn.functional.dropout(flow.ones(300, 500), 0.5).numpy()")

@@ -9,7 +9,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from tests.launch import run_distributed, run_process
+from tests.launch import run_process
 from tests.oneflow_accel.kernels.harness import (
     needs_plugin,
     random,
@@ -40,7 +40,7 @@ def run(call: Callable[..., flow.Tensor], *arrays: np.ndarray) -> tuple[np.ndarr
     return y.numpy(), [tensor.grad.numpy() for tensor in tensors]
 
 
-@pytest.mark.parametrize("axis", [0, 1, 3, -1])
+@pytest.mark.parametrize("axis", [1, -1])
 def test_bias_add_dropout(axis: int) -> None:
     a, b = random(*SHAPE), random(SHAPE[axis], seed=1)
     y, (da, db) = run(lambda a, b: flow._C.fused_bias_add_dropout(a, b, p=RATE, axis=axis), a, b)
@@ -171,10 +171,3 @@ def test_graph_draws_what_eager_draws_after_the_seed(name: str) -> None:
     eager = call(flow.tensor(x)).numpy()
     flow.manual_seed(SEED)
     np.testing.assert_array_equal(Graph()(flow.tensor(x)).numpy(), eager)
-
-
-def test_libai_layers_with_fusions() -> None:
-    pytest.importorskip("libai")
-    result = run_distributed(["-m", "tests.oneflow_accel.kernels.libai_fusions"], 2)
-    assert "equal MLP" in result.stdout, result.stdout
-    assert "equal attention" in result.stdout, result.stdout

@@ -90,7 +90,7 @@ class Any(nn.Module):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_graph_computes_what_its_operators_do(seed: int, training: bool) -> None:
     """Of several outputs, and runs of the graph that are queued one behind the other."""
     net, same = Any(seed), Any(seed)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from oneflow_accel import settings
-from oneflow_accel.kernels import plugin
 from oneflow_accel.kernels.linear import linear
 from oneflow_accel.kernels.operators import Operator
 
 import numpy as np
 import oneflow as flow
 import pytest
-from oneflow import nn
 
-from tests.launch import run_process
 from tests.oneflow_accel.kernels.harness import (
     needs_plugin,
     random,
@@ -79,60 +75,7 @@ def test_linear_has_the_gradient_of_what_is_added() -> None:
         assert_close(leaf.grad.numpy(), gradient, reduced=12)
 
 
-def test_graph_adds_to_the_product() -> None:
-    """A weight's gradient over two uses, added up by OneFlow's pass: the same as in eager mode."""
-    x, y = flow.tensor(random(4, 6, 5)), flow.tensor(random(4, 6, 5, seed=1))
-    start = random(7, 5, seed=2)
-
-    def train(graph: bool) -> np.ndarray:
-        layer = nn.Linear(5, 7, bias=False)
-        layer.weight.data.copy_(flow.tensor(start))
-        optimizer = flow.optim.SGD(layer.parameters(), lr=1.0)
-
-        class Step(nn.Graph):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layer = layer
-                self.add_optimizer(optimizer)
-                self.config.allow_fuse_add_to_output(True)
-
-            def build(self, x: flow.Tensor, y: flow.Tensor) -> flow.Tensor:
-                loss = (self.layer(x) + self.layer(y)).square().sum()
-                loss.backward()
-                return loss
-
-        if graph:
-            Step()(x, y)
-        else:
-            (layer(x) + layer(y)).square().sum().backward()
-            optimizer.step()
-        return layer.weight.numpy()
-
-    assert_close(train(graph=True), train(graph=False).astype(np.float64), reduced=24)
-
-
 def test_batch_that_is_empty_on_one_side() -> None:
     """oneflow infers one matrix where a batch of none meets one of one; it holds zeros."""
     y = flow.matmul(flow.zeros(0, 3, 5), flow.tensor(random(1, 5, 4)))
     np.testing.assert_array_equal(y.numpy(), np.zeros((1, 3, 4)))
-
-
-_NO_BFLOAT16 = """
-import oneflow_accel
-import numpy as np
-import oneflow as flow
-a, b = np.random.default_rng(0).standard_normal((2, 3, 40, 40)).astype(np.float32)
-half = [flow.tensor(x).to(flow.bfloat16) for x in (a, b)]
-expected = flow.matmul(*(x.to(flow.float32) for x in half)).numpy()
-# Half the distance between two bfloat16 numbers.
-nearest = np.exp2(np.floor(np.log2(np.abs(expected))) - 8)
-y = flow.matmul(*half).to(flow.float32).numpy()
-print("bfloat16", bool((np.abs(y - expected) <= nearest).all()))
-"""
-
-
-def test_bfloat16_on_a_processor_without_it() -> None:
-    """The float32 product of the same values, rounded once."""
-    env = {settings.ISA.name: plugin.cpu_levels()[:2][-1].name, settings.THREADS.name: "2"}
-    result = run_process(["-c", _NO_BFLOAT16], timeout=60, env=env)
-    assert "bfloat16 True" in result.stdout, result.stdout

@@ -75,18 +75,6 @@ def test_reference_for_another_dtype(operation: registry.Operation, calls: list[
     assert calls == ["plain"]
 
 
-def test_integer_arguments_do_not_count_as_dtypes(calls: list[str]) -> None:
-    entry = registry.register_operation("pick", reference=lambda x, i: x[i], doc="x[i].")
-
-    @registry.implementation("pick", backend="cpu", dtypes=(flow.float32,))
-    def picked(x: flow.Tensor, i: flow.Tensor) -> flow.Tensor:
-        calls.append("picked")
-        return x[i]
-
-    entry(flow.ones(3), flow.tensor([0, 1]))
-    assert calls == ["picked"]
-
-
 def test_global_tensors_dispatch_by_placement(
     operation: registry.Operation, calls: list[str]
 ) -> None:
@@ -157,17 +145,6 @@ def test_names_are_unique_and_known(operation: registry.Operation) -> None:
         registry.explain("mul", "cpu")
     with pytest.raises(UserError, match="Did you mean 'scale_add'"):
         registry.explain("scale_ad", "cpu")
-
-
-def test_gradient_runs_through_the_chosen_one(operation: registry.Operation) -> None:
-    x = flow.ones(2, 2, requires_grad=True)
-    operation(x, scale=4.0).sum().backward()
-    np.testing.assert_array_equal(x.grad.numpy(), np.full((2, 2), 5.0))
-
-
-def test_an_operation_needs_a_tensor(operation: registry.Operation) -> None:
-    with pytest.raises(TypeError, match="at least one tensor"):
-        operation(3.0)
 
 
 def test_what_is_switched_off_is_not_chosen(

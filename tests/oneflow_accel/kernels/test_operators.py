@@ -15,8 +15,6 @@ import pytest
 
 from tests.launch import run_process
 from tests.oneflow_accel.kernels.harness import (
-    assert_eager_equals_graph,
-    assert_same_in_threads,
     gradients,
     needs_plugin,
     random,
@@ -70,13 +68,6 @@ def test_attributes_and_an_optional_input(bias: np.ndarray | None) -> None:
     assert_close(y.numpy(), expected.numpy(), reduced=27)
 
 
-def test_each_set_of_attributes_is_kept_apart() -> None:
-    wide, narrow = _conv(padding_before=[1, 1]), _conv(padding_before=[1, 0])
-    again = _conv(padding_before=[1, 1])
-    assert wide[0].shape == again[0].shape == (2, 4, 4, 9)
-    assert narrow[0].shape == (2, 4, 4, 7)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -115,13 +106,9 @@ def test_the_error_of_oneflow_is_raised() -> None:
 @pytest.mark.parametrize(
     ("expression", "inputs"),
     [
-        (1, (X,)),
-        ("relu", (X,)),
         (object(), (X,)),
-        (X, (X,)),
         (RELU._build((True,), ()), [X]),
         (RELU._build((True,), ()), None),
-        (RELU._build((True,), ()), (None,)),
         (RELU._build((True,), ()), (np.zeros(3),)),
     ],
 )
@@ -142,16 +129,6 @@ def test_gradient() -> None:
     y, (dx,) = gradients(tripled, [x], dy)
     np.testing.assert_array_equal(y, np.maximum(x, 0))
     assert_close(dx, 3.0 * np.where(x > 0, dy, 0))
-
-
-def test_gradient_in_graph() -> None:
-    x, dy = random(5, 7), np.round(8 * random(5, 7, seed=1))
-    assert_eager_equals_graph(tripled, [x], dy)
-
-
-def test_several_python_threads() -> None:
-    x = flow.tensor(random(300, 500))
-    assert_same_in_threads(lambda: RELU(x)[0].numpy())
 
 
 def test_without_the_plugin() -> None:

@@ -67,8 +67,7 @@ LAST = "import oneflow as flow, oneflow_accel"
 CHOSEN = FIRST + "\noneflow_accel.select_device()"
 
 
-@pytest.mark.parametrize("imports", [FIRST, LAST, CHOSEN], ids=["first", "last", "chosen"])
-@pytest.mark.parametrize("worker", [False, True], ids=["default", "worker"])
+@pytest.mark.parametrize(("imports", "worker"), [(FIRST, True), (LAST, False), (CHOSEN, False)])
 def test_nothing_sleeps_in_a_chain_of_small_operations(imports: str, worker: bool) -> None:
     environment = f"os.environ['{VARIABLE}'] = '1'" if worker else NOT_INHERITED
     process = run_process(["-c", PROGRAM.format(environment=environment, imports=imports)])

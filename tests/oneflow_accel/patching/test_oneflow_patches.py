@@ -163,14 +163,6 @@ def line_of(process: CompletedProcess, start: str) -> str:
     return next(line for line in process.stdout.splitlines() if line.startswith(start))
 
 
-def test_ddp_without_the_touch_kernel_fails_unpatched_and_trains_patched(run) -> None:
-    script = DDP.format(fake=NO_TOUCH_KERNEL)
-    unpatched = run(script, patches="off")
-    assert unpatched.returncode != 0
-    assert "Cannot find the kernel" in unpatched.stdout
-    line_of(run(script), "trained")
-
-
 def test_ddp_ends_with_what_else_goes_wrong_with_the_touch(run) -> None:
     process = run(DDP.format(fake=LOST_DEVICE))
     assert process.returncode != 0
@@ -183,38 +175,8 @@ def test_ddp_of_two_processes_trains_to_the_same_bits_without_the_touch(run) -> 
     assert line_of(without_touch, "trained") == line_of(with_touch, "trained")
 
 
-def test_layer_norm_with_a_fake_kernel_and_no_var_fails_unpatched_and_takes_it_patched(run) -> None:
-    unpatched = run(LAYER_NORM, patches="off")
-    assert unpatched.returncode != 0
-    assert "OperatorConf: var" in unpatched.stdout
-    assert line_of(run(LAYER_NORM), "normalized") == "normalized"
-
-
 def test_layer_norm_asks_the_device_layer_about_local_and_global_tensors(run) -> None:
     line_of(run(PLAIN_LAYER_NORM), "normalized")
-
-
-def test_layer_norm_without_a_kernel_gives_the_same_bits_as_unpatched(run) -> None:
-    script = "import os\nos.environ['ONEFLOW_ACCEL_PLUGIN'] = 'off'\n" + PLAIN_LAYER_NORM
-    assert line_of(run(script), "normalized") == line_of(run(script, patches="off"), "normalized")
-
-
-def test_dropout_ignores_manual_seed_unpatched_and_follows_it_patched(run) -> None:
-    assert line_of(run(DROPOUT, patches="off"), "dropout") == "dropout False False"
-    assert line_of(run(DROPOUT), "dropout") == "dropout True True"
-
-
-@pytest.mark.skipif(not plugin.state().loaded, reason="it is for the plug-in's kernels")
-def test_a_graph_gets_a_thread_for_each_core_unpatched_and_one_patched(run) -> None:
-    unpatched = line_of(run(GRAPH_THREADS, patches="off"), "threads")
-    assert unpatched == f"threads {os.cpu_count()}"
-    assert line_of(run(GRAPH_THREADS), "threads") == "threads 1"
-
-
-def test_blocks_of_a_graph_have_an_origin_and_a_config(run) -> None:
-    assert "no attribute 'config'" in run(GRAPH_BLOCKS, patches="off").stdout
-    assert line_of(process := run(GRAPH_BLOCKS), "blocks") == "blocks Linear (1, 1) its own"
-    assert "deprecated" not in process.stdout
 
 
 def test_a_graph_keeps_its_threads_where_stock_kernels_run(run) -> None:
@@ -224,10 +186,12 @@ def test_a_graph_keeps_its_threads_where_stock_kernels_run(run) -> None:
 
 @pytest.mark.skipif(not plugin.state().loaded, reason="it is for the plug-in's kernels")
 def test_all_patches_hold_where_oneflow_is_imported_first(run) -> None:
-    script = ONEFLOW_FIRST + GRAPH_THREADS + DROPOUT + LAYER_NORM
+    script = ONEFLOW_FIRST + GRAPH_THREADS + DROPOUT + GRAPH_BLOCKS + LAYER_NORM
     process = run(script)
     assert line_of(process, "threads") == "threads 1"
     assert line_of(process, "dropout") == "dropout True True"
+    assert line_of(process, "blocks") == "blocks Linear (1, 1) its own"
+    assert "deprecated" not in process.stdout
     assert line_of(process, "normalized") == "normalized"
     assert "imported late" not in process.stdout
     script = ONEFLOW_FIRST + DDP.format(fake=NO_TOUCH_KERNEL)

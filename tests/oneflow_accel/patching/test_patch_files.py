@@ -10,16 +10,10 @@ from oneflow_accel.patching.series import (
     join,
     load_patch,
     load_series,
-    patch_root,
     source_lines,
 )
 
 import pytest
-
-
-def test_patch_root_is_the_checkouts() -> None:
-    root = patch_root()
-    assert (root / "oneflow-0.9.0" / "series").is_file()
 
 
 def test_header_fields_and_continuation_lines(fake) -> None:
@@ -48,11 +42,6 @@ def test_every_header_field_is_required(fake, field: str) -> None:
 def test_broken_header(fake, fields: dict[str, str], message: str) -> None:
     with pytest.raises(PatchError, match=rf"0001-change.patch: broken header: .*{message}"):
         load_patch(fake.add_patch(**fields))
-
-
-def test_origin_replaces_author(fake) -> None:
-    file = fake.add_patch(drop="Author", Origin="backport, https://example.org/commit")
-    assert load_patch(file).name == "0001-change.patch"
 
 
 def test_broken_diffs(fake) -> None:

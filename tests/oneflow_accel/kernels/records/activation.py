@@ -21,6 +21,8 @@ CASES = [
     # Where the approximations are level, and beyond.
     case("wide", lambda generator: generator.uniform(-30, 30, 4001)),
 ]
+# x itself on the right; 0 on the left, and no error that grows with x.
+FAR = case("far", lambda generator: np.repeat([-1e6, -1e3, -200.0, 200.0, 1e3, 1e6], 97))
 BOTH = ("float32", "bfloat16")
 LINES = [Layout(("S(0)",), "S(0)"), Layout(("S(1)",), "S(1)"), Layout(("B",), "B")]
 # The constant of OneFlow's and ONNX Runtime's fast_gelu.
@@ -66,82 +68,72 @@ def _same(name: str, terms: int, *shape: int) -> Case:
     return case(name, *[shape] * terms, reduced=terms)
 
 
+def _residual_in_place(x: flow.Tensor) -> flow.Tensor:
+    """x is used twice, so that its gradients are added up."""
+    out = x * 3.0
+    out += x
+    return out
+
+
 def _sum(*terms: flow.Tensor) -> flow.Tensor:
     return flow._C.add(list(terms), inplace=False)
 
 
+def _record(
+    name: str,
+    call: Callable[[flow.Tensor], flow.Tensor],
+    reference: Callable[[Array], Array],
+    gradient: Callable[[Array, Array], tuple[Array]],
+    operator: str = "",
+    more: tuple[Case, ...] = (),
+) -> Record:
+    operators = (operator or name, f"{operator or name}_grad")
+    return Record(
+        name,
+        operators,
+        call,
+        reference,
+        [*CASES, *([] if name in ("tanh", "sigmoid") else [FAR]), *more],
+        gradient=gradient,
+        layouts=LINES,
+        dtypes=BOTH,
+    )
+
+
 RECORDS = [
-    Record(
+    _record(
         "relu",
-        ("relu", "relu_grad"),
         flow.relu,
         lambda x: np.maximum(x, 0),
-        [*CASES, case("prime", (1000003,))],
         # Where x is NaN the gradient passes, as in PyTorch.
-        gradient=lambda dy, x: (np.where(x <= 0, 0, dy),),
-        layouts=LINES,
-        dtypes=BOTH,
+        lambda dy, x: (np.where(x <= 0, 0, dy),),
+        more=(case("prime", (1000003,)),),
     ),
-    Record(
+    _record(
+        "relu_in_place",
+        # A leaf that needs a gradient cannot be changed in place.
+        lambda x: flow.nn.functional.relu(x * 1.0, inplace=True),
+        lambda x: np.maximum(x, 0),
+        lambda dy, x: (np.where(x <= 0, 0, dy),),
+        operator="relu",
+    ),
+    _record(
         "gelu",
-        ("gelu", "gelu_grad"),
         flow._C.gelu,
         lambda x: x * _normal(x),
-        CASES,
-        gradient=lambda dy, x: (dy * (_normal(x) + x * _density(x)),),
-        layouts=LINES,
-        dtypes=BOTH,
+        lambda dy, x: (dy * (_normal(x) + x * _density(x)),),
     ),
-    Record(
+    _record(
         "gelu_tanh",
-        ("fast_gelu", "fast_gelu_grad"),
         lambda x: flow._C.gelu_with_approximate(x, "tanh"),
         FAST_GELU,
-        CASES,
-        gradient=FAST_GELU_GRADIENT,
-        layouts=LINES,
-        dtypes=BOTH,
+        FAST_GELU_GRADIENT,
+        operator="fast_gelu",
     ),
-    Record(
-        "quick_gelu",
-        ("quick_gelu", "quick_gelu_grad"),
-        flow._C.quick_gelu,
-        QUICK_GELU,
-        CASES,
-        gradient=QUICK_GELU_GRADIENT,
-        layouts=LINES,
-        dtypes=BOTH,
-    ),
-    Record(
-        "silu",
-        ("silu", "silu_grad"),
-        flow._C.silu,
-        SILU,
-        CASES,
-        gradient=SILU_GRADIENT,
-        layouts=LINES,
-        dtypes=BOTH,
-    ),
-    Record(
-        "tanh",
-        ("tanh", "tanh_grad"),
-        flow.tanh,
-        np.tanh,
-        CASES,
-        gradient=lambda dy, x: (dy / np.cosh(x) ** 2,),
-        layouts=LINES,
-        dtypes=BOTH,
-    ),
-    Record(
-        "sigmoid",
-        ("sigmoid", "sigmoid_grad"),
-        flow.sigmoid,
-        _sigmoid,
-        CASES,
-        gradient=lambda dy, x: (dy * _sigmoid(x) * _sigmoid(-x),),
-        layouts=LINES,
-        dtypes=BOTH,
-    ),
+    _record("quick_gelu", flow._C.quick_gelu, QUICK_GELU, QUICK_GELU_GRADIENT),
+    _record("silu", flow._C.silu, SILU, SILU_GRADIENT),
+    _record("tanh", flow.tanh, np.tanh, lambda dy, x: (dy / np.cosh(x) ** 2,)),
+    _record("sigmoid", flow.sigmoid, _sigmoid, lambda dy, x: (dy * _sigmoid(x) * _sigmoid(-x),)),
     Record(
         "add",
         ("add_n",),
@@ -157,6 +149,15 @@ RECORDS = [
         gradient=lambda dy, x, y: (dy, dy),
         layouts=[Layout(("P", "P"), "P"), Layout(("S(0)", "S(0)"), "S(0)")],
         dtypes=BOTH,
+    ),
+    Record(
+        "residual_in_place",
+        ("add_n",),
+        _residual_in_place,
+        lambda x: 4 * x,
+        CASES,
+        gradient=lambda dy, x: (4 * dy,),
+        layouts=LINES,
     ),
     Record(
         "add_many",

@@ -10,77 +10,74 @@ import numpy as np
 import oneflow as flow
 
 from tests.oneflow_accel.kernels.not_finite import Strictness
-from tests.oneflow_accel.kernels.record import Case, Layout, Record, Shape, case
-from tests.oneflow_accel.kernels.reference_conv import ConvCase, conv_forward
-
-LAST = "channels_last"
+from tests.oneflow_accel.kernels.record import Case, Layout, Record, case
+from tests.oneflow_accel.kernels.reference_conv import (
+    FORMATS,
+    LAST,
+    ConvCase,
+    conv_forward,
+    from_format,
+    shape_in,
+    to_format,
+)
 
 
 def _call(
-    x: flow.Tensor, weight: flow.Tensor, *others: flow.Tensor, **attributes: Any
+    x: flow.Tensor,
+    weight: flow.Tensor,
+    *others: flow.Tensor,
+    conv: ConvCase,
+    has: str,
+    **attributes: str,
 ) -> flow.Tensor:
-    attributes = dict(attributes)
-    bias, summand = _optional(others, attributes)
+    bias, summand = _optional(others, has)
     # The bias is float32 in every convolution.
     bias = None if bias is None else bias.to(flow.float32)
-    return conv2d_add_activation(x, weight, bias, summand, owner=0, **attributes)
+    return conv2d_add_activation(x, weight, bias, summand, owner=0, **conv.geometry, **attributes)
 
 
 def _reference(
-    x: np.ndarray, weight: np.ndarray, *others: np.ndarray, **attributes: Any
+    x: np.ndarray,
+    weight: np.ndarray,
+    *others: np.ndarray,
+    conv: ConvCase,
+    has: str,
+    data_format: str,
+    activation: str,
 ) -> np.ndarray:
-    attributes = dict(attributes)
-    bias, summand = _optional(others, attributes)
-    if attributes["data_format"] == LAST:
-        x, weight = np.moveaxis(x, -1, 1), np.moveaxis(weight, -1, 1)
-    convolution = ConvCase(
-        batch=x.shape[0],
-        channels=(x.shape[1], weight.shape[0]),
-        spatial=x.shape[2:],
-        kernel=weight.shape[2:],
-        stride=attributes["stride"],
-        padding=attributes["padding"],
-        dilation=attributes["dilation"],
-        groups=attributes["groups"],
-    )
-    y = conv_forward(convolution, x, weight, np.zeros(len(weight)) if bias is None else bias)
-    if attributes["data_format"] == LAST:
-        y = np.moveaxis(y, 1, -1)
+    bias, summand = _optional(others, has)
+    x, weight = (from_format(array, data_format) for array in (x, weight))
+    y = conv_forward(conv, x, weight, np.zeros(len(weight)) if bias is None else bias)
+    y = to_format(y, data_format)
     if summand is not None:
         y = y + summand
-    if attributes["activation"] == "silu":
+    if activation == "silu":
         return y / (1 + np.exp(-y))
-    return np.maximum(y, 0) if attributes["activation"] == "relu" else y
+    return np.maximum(y, 0) if activation == "relu" else y
 
 
-def _optional(others: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, Any]:
-    """Bias and summand, of those that the case has; takes "has" out of the attributes."""
-    given = dict(zip(attributes.pop("has").split(), others, strict=True))
+def _optional(others: tuple[Any, ...], has: str) -> tuple[Any, Any]:
+    """Bias and summand, of those that the case has."""
+    given = dict(zip(has.split(), others, strict=True))
     return given.get("bias"), given.get("summand")
 
 
 def _case(
     name: str,
-    convolution: ConvCase,
+    conv: ConvCase,
     *,
     data_format: str = LAST,
     has: str = "bias summand",
     activation: str = "relu",
 ) -> Case:
-    def shape(standard: Shape) -> Shape:
-        return (standard[0], *standard[2:], standard[1]) if data_format == LAST else standard
-
-    others = {"bias": (convolution.channels[1],), "summand": shape(convolution.y_shape)}
+    others = {"bias": (conv.channels[1],), "summand": shape_in(conv.y_shape, data_format)}
     return case(
         name,
-        shape(convolution.x_shape),
-        shape(convolution.weight_shape),
+        shape_in(conv.x_shape, data_format),
+        shape_in(conv.weight_shape, data_format),
         *(others[name] for name in has.split()),
-        reduced=convolution.terms["y"] + 1,
-        stride=convolution.stride,
-        padding=convolution.padding,
-        dilation=convolution.dilation,
-        groups=convolution.groups,
+        reduced=conv.terms["y"] + 1,
+        conv=conv,
         data_format=data_format,
         has=has,
         activation=activation,
@@ -112,12 +109,14 @@ _CASES = [
     _case("alone", _WIDE, has="", activation=""),
     _case("alone-relu", _WIDE, has="", data_format="channels_first"),
 ]
-for _format in (LAST, "channels_first"):
+for _format in FORMATS:
     _CASES += [
         _case(f"{name}-{_format}", convolution, data_format=_format)
         for name, convolution in {
             "one-pixel": _geometry((1, 1), (1, 1), 1, batch=1),
             "empty-batch": _geometry((6, 10), (9, 11), 3, batch=0, padding=1),
+            # There are the bias, the summand and the activation.
+            "no-input-channel": _geometry((0, 3), (5, 4), 3, padding=1),
             "odd": _geometry((7, 5), (13, 9), 2, batch=3, stride=2, padding=1),
             "1x1-large-image": _geometry((24, 17), (30, 31), 1),
             "1x1-strided": _geometry((48, 64), (15, 14), 1, stride=2),

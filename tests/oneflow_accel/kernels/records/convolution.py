@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from oneflow_accel.kernels.convolution import channels_last_conv2d
 
 import numpy as np
@@ -11,34 +9,27 @@ import oneflow as flow
 
 from tests.oneflow_accel.kernels.not_finite import Strictness
 from tests.oneflow_accel.kernels.record import Case, Layout, Record, case
-from tests.oneflow_accel.kernels.reference_conv import ConvCase, conv_forward, conv_gradients
+from tests.oneflow_accel.kernels.reference_conv import (
+    LAST,
+    ConvCase,
+    conv_forward,
+    conv_gradients,
+    from_format,
+    to_format,
+)
 
 
 def _call(
-    x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor | None = None, **attributes: Any
+    x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor | None = None, *, conv: ConvCase
 ) -> flow.Tensor:
-    return channels_last_conv2d(x, weight, bias, **attributes)
-
-
-def _convolution(x: np.ndarray, weight: np.ndarray, attributes: dict[str, Any]) -> ConvCase:
-    return ConvCase(
-        batch=x.shape[0],
-        channels=(x.shape[3], weight.shape[0]),
-        spatial=x.shape[1:3],
-        kernel=weight.shape[2:],
-        stride=attributes["stride"],
-        padding=attributes["padding"],
-        dilation=attributes["dilation"],
-        groups=attributes["groups"],
-    )
+    return channels_last_conv2d(x, weight, bias, **conv.geometry)
 
 
 def _reference(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, **attributes: Any
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, *, conv: ConvCase
 ) -> np.ndarray:
     added = np.zeros(len(weight)) if bias is None else bias
-    convolution = _convolution(x, weight, attributes)
-    return np.moveaxis(conv_forward(convolution, np.moveaxis(x, -1, 1), weight, added), 1, -1)
+    return to_format(conv_forward(conv, from_format(x, LAST), weight, added), LAST)
 
 
 def _gradient(
@@ -46,11 +37,11 @@ def _gradient(
     x: np.ndarray,
     weight: np.ndarray,
     bias: np.ndarray | None = None,
-    **attributes: Any,
+    *,
+    conv: ConvCase,
 ) -> tuple[np.ndarray, ...]:
-    convolution = _convolution(x, weight, attributes)
-    dx, dw, db = conv_gradients(convolution, np.moveaxis(x, -1, 1), weight, np.moveaxis(dy, -1, 1))
-    dx = np.moveaxis(dx, 1, -1)
+    dx, dw, db = conv_gradients(conv, from_format(x, LAST), weight, from_format(dy, LAST))
+    dx = to_format(dx, LAST)
     return (dx, dw) if bias is None else (dx, dw, db)
 
 
@@ -70,15 +61,7 @@ def _case(
     strides = (stride, stride)
     conv = ConvCase(batch, channels, spatial, kernel, strides, padding, dilation, groups)
     inputs = [(batch, *spatial, channels[0]), conv.weight_shape, (channels[1],)]
-    return case(
-        name,
-        *inputs[: 3 if bias else 2],
-        reduced=max(conv.terms.values()),
-        stride=strides,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-    )
+    return case(name, *inputs[: 3 if bias else 2], reduced=max(conv.terms.values()), conv=conv)
 
 
 _CASES = [

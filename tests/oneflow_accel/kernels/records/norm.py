@@ -46,6 +46,16 @@ def _call_layer_norm(
     return flow.nn.functional.layer_norm(x, tuple(x.shape[axis:]), *gamma_beta, eps=epsilon)
 
 
+def _call_with_residual(x: flow.Tensor, *gamma_beta: flow.Tensor) -> flow.Tensor:
+    """In a graph layer_norm_grad is handed the other gradient of x as _add_to_output."""
+    return x + _call_layer_norm(x, *gamma_beta) * 0.5
+
+
+def _residual_grad(dy: np.ndarray, x: np.ndarray, *gamma_beta: np.ndarray) -> Gradients:
+    dx, *others = _layer_norm_grad(0.5 * dy, x, *gamma_beta)
+    return (dx + dy, *others)
+
+
 def _rms_norm(
     x: np.ndarray, *weight: np.ndarray, axis: int = 1, epsilon: float = 1e-6
 ) -> np.ndarray:
@@ -103,6 +113,14 @@ RECORDS = [
         ),
         dtypes=ALL,
         gradient_dtypes=ALL,
+    ),
+    Record(
+        "layer_norm_with_residual",
+        ("layer_norm", "layer_norm_grad", "layer_norm_param_grad"),
+        _call_with_residual,
+        lambda x, *gamma_beta: x + _layer_norm(x, *gamma_beta) * 0.5,
+        (case("odd", (6, 48), (48,), (48,), reduced=48),),
+        gradient=_residual_grad,
     ),
     Record(
         "rms_norm",

@@ -34,6 +34,17 @@ def _spread(*shape: int) -> Any:
     return lambda generator: generator.standard_normal(shape) * 60.0 + 100.0
 
 
+def _masked(*shape: int) -> Any:
+    """Every second element is out of the sum, and the whole last row."""
+
+    def make(generator: np.random.Generator) -> np.ndarray:
+        x = generator.standard_normal(shape)
+        x[:, 1::2] = x[-1] = -np.inf
+        return x
+
+    return make
+
+
 CASES = (
     case("global", (4, 6, 10), reduced=10),
     case("one_column", (5, 1)),
@@ -46,6 +57,9 @@ CASES = (
     case("vocabulary", (2, 50257), reduced=50257),
     case("spread", _spread(9, 50), reduced=50),
     case("empty", (0, 8)),
+    # In rows that are padded to whole vectors, and in those that are too long for it.
+    *(case(f"masked {n}", _masked(64, n), reduced=n) for n in (13, 16, 197)),
+    *(case(f"masked {n}", _masked(5, n), reduced=n) for n in (2049, 6000)),
 )
 BOTH = ("float32", "bfloat16")
 LAYOUTS = (Layout(("S(0)",), "S(0)"), Layout(("S(1)",), "S(1)"), Layout(("B",), "B"))
