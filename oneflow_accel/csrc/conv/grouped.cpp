@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "attention/buffer.h"
+#include "attention/block_product.h"
 #include "common/threads.h"
 #include "conv/planes.h"
 #include "conv/shifted_products.h"
