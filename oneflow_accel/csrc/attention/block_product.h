@@ -15,7 +15,6 @@ namespace oneflow_accel {
 // Floats in the widest SIMD register: matrices that vectors are read from or written to have rows
 // of a multiple of it.
 constexpr int64_t kVectorWidth = 16;
-// Columns of a panel.
 constexpr int64_t kPanelWidth = 64;
 
 constexpr int64_t padded(int64_t columns) { return round_up(columns, kVectorWidth); }

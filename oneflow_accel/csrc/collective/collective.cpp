@@ -86,7 +86,6 @@ class Group {
     if (members_ != nullptr) { munmap(members_, bytes_); }
   }
 
-  // Bytes of the memory that the members share.
   int64_t bytes() const { return bytes_; }
 
   // Comes before all else: whether that file's memory, if it is one, could be mapped.
@@ -99,7 +98,6 @@ class Group {
     return members_ != nullptr;
   }
 
-  // Place of this process among the members.
   int index() const { return index_; }
 
   // `out` gets the members' `bytes` of `in`, one after the other.

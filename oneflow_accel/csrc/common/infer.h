@@ -66,7 +66,6 @@ void split_along(user_op::SbpContext* ctx, const AxisOf& axis_of) {
   builder.Build();
 }
 
-// Whether a text has one of the words in it.
 inline bool has_any_of(const std::string& text, const std::string& words) {
   const auto all = words_of(words);
   return std::any_of(all.begin(), all.end(),

@@ -28,7 +28,6 @@ using ::oneflow::DataType;
 using ::oneflow::Error;
 using ::oneflow::Maybe;
 
-// OneFlow's name of T.
 template <typename T>
 constexpr DataType kDataType = ::oneflow::GetDataType<T>::value;
 
@@ -43,7 +42,6 @@ bool may_run_on_cpu(const user_op::OpKernelRegistryResult& kernel);
 // False while registry.cpp asks what OneFlow would do without the plug-in.
 bool plugin_kernels_match();
 
-// Matches operators on the CPU.
 inline auto is_on_cpu() {
   return (user_op::HobDeviceType() == ::oneflow::DeviceType::kCPU)
          && ::oneflow::hob::make_custom(
@@ -91,7 +89,6 @@ using CachingFunction = std::function<void(Context*, const KernelCache*)>;
 using MakeCache = std::function<std::shared_ptr<KernelCache>(user_op::KernelCacheContext*)>;
 user_op::OpKernelCreateFn kernel(CachingFunction compute, MakeCache make_cache);
 
-// Bytes of a tensor's data.
 inline int64_t bytes_of(const user_op::Tensor& tensor) {
   return tensor.shape_view().elem_cnt() * ::oneflow::GetSizeOfDataType(tensor.data_type());
 }

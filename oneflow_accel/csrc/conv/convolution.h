@@ -18,7 +18,6 @@ inline bool is_channels_last(Context* ctx) {
   return ctx->Attr<std::string>("data_format") == "channels_last";
 }
 
-// The data of an argument, for a ConvCall.
 inline void* data_of(Context* ctx, const char* name) { return argument(ctx, name)->mut_raw_dptr(); }
 
 // A convolution of float32 tensors, or a gradient of one, by the fastest way there is, without what

@@ -20,7 +20,6 @@ struct ImageView {
   bool channels_last;
 };
 
-// How the pixels of a plane lie.
 struct PlaneLayout {
   int64_t first;  // Of pixel (0, 0).
   int64_t row;    // Floats from one row to the next.

@@ -124,7 +124,6 @@ class Broadcast {
     int64_t b_stride = 0;
   };
 
-  // Adds a dimension in front.
   void prepend(int64_t extent, bool a_varies, bool b_varies) {
     elements_ *= extent;
     if (extent == 1) { return; }

@@ -38,14 +38,12 @@ struct Projection {
   template <typename Fn>
   void for_each(const Fn& fn) const {
     const ThreadScope scope;
-    run_or_throw(
-        [&] { return text; },
-        [&] {
-          for_each_matrix(heads, sequence * sequence * size, [&](int64_t head, int threads) {
-            const int64_t at = head * 3 * size;
-            fn(head, at, Matrix{data + at, stride}, Matrix{data + at + size, stride}, threads);
-          });
-        });
+    run_or_throw([&] { return text; }, [&] {
+      for_each_matrix(heads, sequence * sequence * size, [&](int64_t head, int threads) {
+        const int64_t at = head * 3 * size;
+        fn(head, at, Matrix{data + at, stride}, Matrix{data + at + size, stride}, threads);
+      });
+    });
   }
 };
 

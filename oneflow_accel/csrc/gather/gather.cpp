@@ -181,7 +181,6 @@ void embedding_kernel(Context* ctx) {
               argument(ctx, "out"));
 }
 
-// Divides each row by how often its index occurs.
 template <typename T>
 void divide_by_frequency(const TableShape& shape, const Indices& indices, T* table) {
   std::vector<int64_t> frequency(shape.rows, 0);

@@ -35,7 +35,6 @@ struct Product {
   std::string describe() const;
 };
 
-// How many elements an array of this shape has.
 int64_t count(const dnnl::memory::dims& sizes);
 
 // `bias`, null for none, has n elements and is added to every row. a or b may be empty,

@@ -167,32 +167,30 @@ void monarch_kernel(Context* ctx) {
   const MonarchShape shape = monarch_shape(ctx, ctx->Attr<int64_t>("out_features"));
   if (shape.rows == 0) { return; }
   const int64_t most = std::is_same_v<T, float> ? shape.rows : kMostRowsAtOnce;
-  run_or_throw(
-      [&] { return shape.describe(); },
-      [&] {
-        Floats<T> floats(shape.factors() + shape.out_features
-                             + std::min(most, shape.rows)
-                                   * (shape.in_features + shape.middle() + shape.out_features),
-                         0);
-        const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
-        const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
-        const float* bias = floats.read(input_or_null<T>(ctx, "bias"), shape.out_features);
-        T* all_kept = output_or_null<T>(ctx, "middle");
-        for_parts(shape, most, [&](int64_t begin, const MonarchShape& some) {
-          Floats<T> of_part = floats;
-          const T* x = input<T>(ctx, "x") + begin * some.in_features;
-          T* kept = all_kept == nullptr ? nullptr : all_kept + begin * some.middle();
-          T* y = output<T>(ctx, "y") + begin * some.out_features;
-          const int64_t kept_size = some.rows * some.middle();
-          const int64_t y_size = some.rows * some.out_features;
-          float* middle = of_part.place(kept, kept_size);
-          float* result = of_part.place(y, y_size);
-          monarch(some, {of_part.read(x, some.rows * some.in_features), a, b, by_tiles<T>()}, bias,
-                  middle, result);
-          of_part.write(middle, kept_size, kept);
-          of_part.write(result, y_size, y);
-        });
-      });
+  run_or_throw([&] { return shape.describe(); }, [&] {
+    Floats<T> floats(shape.factors() + shape.out_features
+                         + std::min(most, shape.rows)
+                               * (shape.in_features + shape.middle() + shape.out_features),
+                     0);
+    const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
+    const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
+    const float* bias = floats.read(input_or_null<T>(ctx, "bias"), shape.out_features);
+    T* all_kept = output_or_null<T>(ctx, "middle");
+    for_parts(shape, most, [&](int64_t begin, const MonarchShape& some) {
+      Floats<T> of_part = floats;
+      const T* x = input<T>(ctx, "x") + begin * some.in_features;
+      T* kept = all_kept == nullptr ? nullptr : all_kept + begin * some.middle();
+      T* y = output<T>(ctx, "y") + begin * some.out_features;
+      const int64_t kept_size = some.rows * some.middle();
+      const int64_t y_size = some.rows * some.out_features;
+      float* middle = of_part.place(kept, kept_size);
+      float* result = of_part.place(y, y_size);
+      monarch(some, {of_part.read(x, some.rows * some.in_features), a, b, by_tiles<T>()}, bias,
+              middle, result);
+      of_part.write(middle, kept_size, kept);
+      of_part.write(result, y_size, y);
+    });
+  });
 }
 
 template <typename T>
