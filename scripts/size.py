@@ -16,7 +16,7 @@ from tracked import ROOT, listed_files
 # What is counted: where, the ends of its files' names, and the most lines it may have.
 BUDGETS = {
     "oneflow_accel": ("oneflow_accel", (".py",), 10_359),
-    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_944),
+    "oneflow_accel/csrc": ("oneflow_accel/csrc", (".cpp", ".h"), 14_571),
     "oneflow_accel/emulated": ("oneflow_accel/emulated", (".cpp", ".h"), 1_605),
     "flow_train": ("flow_train", (".py",), 13_348),
     "monarch_flow": ("monarch_flow", (".py",), 7_148),

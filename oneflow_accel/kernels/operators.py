@@ -1,7 +1,7 @@
 """Operators that only the plug-in has, called from Python.
 
 OneFlow generates its Python functions for its own operators. An operator that the plug-in adds
-(`REGISTER_USER_OP` in C++) is described here once and then called like any function of tensors; it
+(`NewOperator` in C++) is described here once and then called like any function of tensors; it
 goes through OneFlow's dispatcher, so it runs eagerly and in nn.Graph, on local and global tensors:
 
     _scale = Operator("oneflow_accel_scale", inputs=("x",), outputs=("y",),

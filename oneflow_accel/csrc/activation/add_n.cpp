@@ -5,7 +5,7 @@
 
 #include "common/oneflow.h"
 #include "common/threads.h"
-#include "elementwise/operand.h"
+#include "elementwise/map.h"
 
 namespace oneflow_accel {
 
@@ -33,26 +33,24 @@ void add_all(const std::vector<Operand<T>>& inputs, T* out, int64_t begin, int64
 }
 
 template <typename T>
-class AddNKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-    T* sum = out->mut_dptr<T>();
-    const int64_t n = out->shape_view().elem_cnt();
-    std::vector<Operand<T>> inputs;
-    for (std::size_t k = 0; k < ctx->inputs().size(); ++k) {
-      inputs.emplace_back(ctx->Tensor4ArgNameAndIndex("in", k)->dptr<T>(), n, sum, n);
-    }
-    parallel_for(n, kGrainSize, [&](int64_t begin, int64_t end) {
-      if (inputs.size() == 2) {
-        add(inputs[0].data() + begin, inputs[1].data() + begin, sum + begin, end - begin);
-      } else {
-        add_all(inputs, sum, begin, end);
-      }
-    });
+void add_n_kernel(Context* ctx) {
+  auto* out = argument(ctx, "out");
+  T* sum = out->mut_dptr<T>();
+  const int64_t n = out->shape_view().elem_cnt();
+  std::vector<Operand<T>> inputs;
+  for (std::size_t k = 0; k < ctx->inputs().size(); ++k) {
+    inputs.emplace_back(argument(ctx, "in", k)->dptr<T>(), n, sum, n);
   }
-};
+  parallel_for(n, kGrainSize, [&](int64_t begin, int64_t end) {
+    if (inputs.size() == 2) {
+      add(inputs[0].data() + begin, inputs[1].data() + begin, sum + begin, end - begin);
+    } else {
+      add_all(inputs, sum, begin, end);
+    }
+  });
+}
 
-REGISTER_KERNELS(AddNKernel, float, Bfloat16)("add_n", "out", in_place("out", "in"));
+REGISTER_KERNELS(add_n_kernel, "add_n", "out", in_place("out", "in"));
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // oneflow_accel_swiglu, whose kernel is in elementwise/table.cpp, and its gradient, float32 and
 // bfloat16: silu(gate) up (Shazeer 2020, "GLU Variants Improve Transformer"). The gradient computes
 // silu again from the inputs.
-#include "activation/silu.h"
+#include "activation/formulas.h"
 #include "common/infer.h"
 #include "common/oneflow.h"
 #include "common/threads.h"
@@ -21,8 +21,6 @@ Maybe<void> infer(user_op::InferContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-Maybe<void> infer_types(user_op::InferContext* ctx) { return infer_one_dtype(ctx, "swiglu"); }
-
 Maybe<void> split_any_axis(user_op::SbpContext* ctx) {
   const int64_t axes = ctx->LogicalTensorDesc4InputArgNameAndIndex("gate", 0).shape().NumAxes();
   for (int64_t axis = 0; axis < axes; ++axis) {
@@ -31,38 +29,32 @@ Maybe<void> split_any_axis(user_op::SbpContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-REGISTER_USER_OP("oneflow_accel_swiglu")
-    .Input("gate").Input("up")
-    .Output("out")
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_any_axis);
-
-REGISTER_USER_OP("oneflow_accel_swiglu_grad")
-    .Input("out_grad").Input("gate").Input("up")
-    .Output("gate_grad").Output("up_grad")
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_any_axis);
+const NewOperator g_operators[] = {
+    new_operator("oneflow_accel_swiglu", "gate up", "out", infer, one_dtype("swiglu"),
+                 split_any_axis),
+    new_operator("oneflow_accel_swiglu_grad", "out_grad gate up", "gate_grad up_grad", infer,
+                 one_dtype("swiglu"), split_any_axis)};
 
 template <typename T>
-class SwigluGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const T* out_grad = input<T>(ctx, "out_grad");
-    const T* gate = input<T>(ctx, "gate");
-    const T* up = input<T>(ctx, "up");
-    T* gate_grad = output<T>(ctx, "gate_grad");
-    T* up_grad = output<T>(ctx, "up_grad");
-    const int64_t n = ctx->Tensor4ArgNameAndIndex("gate", 0)->shape_view().elem_cnt();
-    parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
+void swiglu_grad_kernel(Context* ctx) {
+  const T* out_grad = input<T>(ctx, "out_grad");
+  const T* gate = input<T>(ctx, "gate");
+  const T* up = input<T>(ctx, "up");
+  T* gate_grad = output<T>(ctx, "gate_grad");
+  T* up_grad = output<T>(ctx, "up_grad");
+  const int64_t n = shape_of(ctx, "gate").elem_cnt();
+  parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) {
-        const float x = to_float(gate[i]);
-        const float d = to_float(out_grad[i]);
-        gate_grad[i] = from_float<T>(d * to_float(up[i]) * gated_slope(x, x, 1.0F));
-        up_grad[i] = from_float<T>(d * silu(x));
-      }
-    });
-  }
-};
+    for (int64_t i = begin; i < end; ++i) {
+      const float x = to_float(gate[i]);
+      const float d = to_float(out_grad[i]);
+      gate_grad[i] = from_float<T>(d * to_float(up[i]) * gated_slope(x, x, 1.0F));
+      up_grad[i] = from_float<T>(d * silu(x));
+    }
+  });
+}
 
-REGISTER_KERNELS(SwigluGradKernel, float, Bfloat16)("oneflow_accel_swiglu_grad", "gate_grad");
+REGISTER_KERNELS(swiglu_grad_kernel, "oneflow_accel_swiglu_grad", "gate_grad");
 
 }  // namespace
 

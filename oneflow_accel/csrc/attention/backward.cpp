@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "attention/attention.h"
-#include "attention/buffer.h"
+#include "attention/block_product.h"
 #include "common/threads.h"
 #include "softmax/row.h"
 

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "common/bfloat16.h"
+#include "common/scratch.h"
 #include "common/threads.h"
 #include "common/vector.h"
 
@@ -14,7 +15,6 @@ namespace oneflow_accel {
 // Floats in the widest SIMD register: matrices that vectors are read from or written to have rows
 // of a multiple of it.
 constexpr int64_t kVectorWidth = 16;
-// Columns of a panel.
 constexpr int64_t kPanelWidth = 64;
 
 constexpr int64_t padded(int64_t columns) { return round_up(columns, kVectorWidth); }
@@ -74,5 +74,39 @@ void tile_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a
 void panel_product(int64_t rows, int64_t columns, int64_t depth, const Strided& a, const float* b,
                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
                    bool pairs = false);
+
+// One scratch buffer, handed out in parts. Parts are aligned to a vector; `floats` has to hold
+// kVectorWidth more for each part. Uses the calling thread's ScratchSlot::kSource.
+class Carver {
+ public:
+  explicit Carver(int64_t floats) : base_(scratch<float>(ScratchSlot::kSource, floats)) {}
+
+  // Calls lay_out(carver), which takes all parts, twice: to see how much they are, and with a
+  // buffer of this size.
+  template <typename LayOut>
+  static void carve(const LayOut& lay_out) {
+    Carver counting;
+    lay_out(&counting);
+    Carver carver(counting.taken_);
+    lay_out(&carver);
+  }
+
+  float* take(int64_t floats) {
+    float* part = base_ == nullptr ? nullptr : base_ + taken_;
+    taken_ += padded(floats);
+    return part;
+  }
+  Panels take_panels(int64_t rows, int64_t columns, bool bfloat16 = false) {
+    Panels panels{nullptr, rows, columns, bfloat16};
+    panels.data = take(panels.size());
+    return panels;
+  }
+
+ private:
+  Carver() = default;
+
+  float* base_ = nullptr;
+  int64_t taken_ = 0;
+};
 
 }  // namespace oneflow_accel

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "attention/attention.h"
-#include "attention/buffer.h"
+#include "attention/block_product.h"
 #include "common/threads.h"
 #include "softmax/row.h"
 

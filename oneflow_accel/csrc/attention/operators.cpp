@@ -9,7 +9,6 @@
 
 #include "attention/attention.h"
 #include "common/oneflow.h"
-#include "common/part.h"
 
 namespace oneflow_accel {
 
@@ -38,22 +37,11 @@ Maybe<void> check_seed_type(user_op::InferContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-std::shared_ptr<FirstHead> first_head(user_op::KernelCacheContext* ctx, const std::string& name,
-                                      int64_t batch_axis, int64_t head_axis) {
-  if (ctx->parallel_ctx().parallel_num() == 1) { return nullptr; }
-  auto first = std::make_shared<FirstHead>();
-  first->batch = local_range(ctx, name, batch_axis).first;
-  first->head = local_range(ctx, name, head_axis).first;
-  return first;
-}
-
-std::optional<WeightDropout> weight_dropout(user_op::KernelComputeContext* ctx,
-                                            const user_op::OpKernelCache* first_head) {
+std::optional<WeightDropout> weight_dropout(Context* ctx, const KernelCache* ranges) {
   const double rate = ctx->Attr<double>("dropout");
   if (rate == 0.0) { return std::nullopt; }
-  const auto* first = dynamic_cast<const FirstHead*>(first_head);
-  return WeightDropout(*input<int64_t>(ctx, "seed"), rate, first == nullptr ? 0 : first->batch,
-                       first == nullptr ? 0 : first->head);
+  return WeightDropout(*input<int64_t>(ctx, "seed"), rate, range_in(ranges, 0, 0).first,
+                       range_in(ranges, 1, 0).first);
 }
 
 namespace {
@@ -129,13 +117,9 @@ Maybe<void> infer_packed(user_op::InferContext* ctx) {
                        Shape({qkv.At(0), qkv.At(3), qkv.At(1)}), qkv.At(1));
 }
 
-// Each gradient is like the input that it belongs to, whose name is its own without "_grad".
 Maybe<void> infer_grad(user_op::InferContext* ctx) {
   JUST(check_dropout(ctx));
-  for (const auto& [name, index] : ctx->outputs()) {
-    describe_output(ctx, name, ctx->InputShape(name.substr(0, name.rfind("_grad")), 0));
-  }
-  return Maybe<void>::Ok();
+  return describe_gradients(ctx);
 }
 
 Maybe<void> infer_types(user_op::InferContext* ctx) {
@@ -146,7 +130,7 @@ Maybe<void> infer_types(user_op::InferContext* ctx) {
 // Batch entries do not know of each other, nor do heads of keys and values with the heads of
 // queries that share them: where some do, each process must get as many, or they would come apart.
 Maybe<void> split(user_op::SbpContext* ctx) {
-  split_all_but(ctx, 0, [](const std::string& name) { return name == "seed"; });
+  split_all_but(ctx, 0, "seed");
   const bool packed = ctx->user_op_conf().has_input("qkv", 0);
   if (!packed) {
     const int64_t heads = ctx->LogicalTensorDesc4InputArgNameAndIndex("query", 0).shape().At(1);
@@ -161,29 +145,22 @@ Maybe<void> split(user_op::SbpContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-REGISTER_USER_OP("oneflow_accel_attention")
-    .Input("query").Input("key").Input("value").OptionalInput("seed").OptionalInput("segments")
-    .Output("out").Output("lse")
-    .Attr<bool>("causal", false).Attr<double>("scale", 1.0).Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
+user_op::OpRegistry attention_operator(const char* name, const char* inputs, const char* outputs,
+                                       const user_op::TensorDescInferFn& infer_shapes) {
+  return new_operator(name, inputs, outputs, infer_shapes, infer_types, split)
+      .Attr<bool>("causal", false).Attr<double>("scale", 1.0).Attr<double>("dropout", 0.0);
+}
 
-REGISTER_USER_OP("oneflow_accel_attention_grad")
-    .Input("out_grad").Input("query").Input("key").Input("value").Input("out").Input("lse")
-    .OptionalInput("seed").OptionalInput("segments")
-    .Output("query_grad").Output("key_grad").Output("value_grad")
-    .Attr<bool>("causal", false).Attr<double>("scale", 1.0).Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
-
-REGISTER_USER_OP("oneflow_accel_packed_attention")
-    .Input("qkv").OptionalInput("seed").OptionalInput("segments").Output("out").Output("lse")
-    .Attr<bool>("causal", false).Attr<double>("scale", 1.0).Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer_packed).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
-
-REGISTER_USER_OP("oneflow_accel_packed_attention_grad")
-    .Input("out_grad").Input("qkv").Input("out").Input("lse")
-    .OptionalInput("seed").OptionalInput("segments").Output("qkv_grad")
-    .Attr<bool>("causal", false).Attr<double>("scale", 1.0).Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
+const NewOperator g_operators[] = {
+    attention_operator("oneflow_accel_attention", "query key value seed? segments?", "out lse",
+                       infer),
+    attention_operator("oneflow_accel_attention_grad",
+                       "out_grad query key value out lse seed? segments?",
+                       "query_grad key_grad value_grad", infer_grad),
+    attention_operator("oneflow_accel_packed_attention", "qkv seed? segments?", "out lse",
+                       infer_packed),
+    attention_operator("oneflow_accel_packed_attention_grad",
+                       "out_grad qkv out lse seed? segments?", "qkv_grad", infer_grad)};
 
 std::string describe(const AttentionShape& shape) {
   return "attention of " + std::to_string(shape.batch) + " x " + std::to_string(shape.heads)
@@ -192,30 +169,29 @@ std::string describe(const AttentionShape& shape) {
 }
 
 // Whether queries, keys and values are the parts of one projection.
-template <typename Context>
-bool is_packed(const Context* ctx) {
+template <typename AnyContext>
+bool is_packed(const AnyContext* ctx) {
   return ctx->has_input("qkv", 0);
 }
 
-AttentionShape shape_of(user_op::KernelComputeContext* ctx) {
+AttentionShape attention_shape(Context* ctx) {
   const auto causal = ctx->Attr<bool>("causal");
   const auto scale = static_cast<float>(ctx->Attr<double>("scale"));
   if (is_packed(ctx)) {
-    const auto& qkv = ctx->Tensor4ArgNameAndIndex("qkv", 0)->shape_view();
+    const auto& qkv = shape_of(ctx, "qkv");
     return {qkv.At(0), qkv.At(3), qkv.At(3), qkv.At(1), qkv.At(1), qkv.At(4), causal, scale};
   }
-  const auto& q = ctx->Tensor4ArgNameAndIndex("query", 0)->shape_view();
-  const auto& k = ctx->Tensor4ArgNameAndIndex("key", 0)->shape_view();
+  const auto& q = shape_of(ctx, "query");
+  const auto& k = shape_of(ctx, "key");
   return {q.At(0), q.At(1), k.At(1), q.At(2), k.At(2), q.At(3), causal, scale};
 }
 
 // Where "query", "key", "value" or "out" lies or, with a suffix, its gradient. T is const for an
 // input.
 template <typename T>
-Heads<T> heads_of(user_op::KernelComputeContext* ctx, const std::string& name,
-                  const char* suffix = "") {
+Heads<T> heads_of(Context* ctx, const std::string& name, const char* suffix = "") {
   const bool in_projection = is_packed(ctx) && name != "out";
-  const auto* tensor = ctx->Tensor4ArgNameAndIndex((in_projection ? "qkv" : name) + suffix, 0);
+  const auto* tensor = argument(ctx, (in_projection ? "qkv" : name) + suffix);
   auto* data = static_cast<T*>(const_cast<void*>(tensor->raw_dptr()));
   const auto& shape = tensor->shape_view();
   if (!is_packed(ctx)) { return {data, shape.Count(1), shape.Count(2), shape.Count(3)}; }
@@ -226,57 +202,47 @@ Heads<T> heads_of(user_op::KernelComputeContext* ctx, const std::string& name,
   return {data + part * shape.Count(3), shape.Count(1), dim, shape.Count(2)};
 }
 
-class OfHeads : public Kernel {
- public:
-  std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
-      user_op::KernelCacheContext* ctx) const final {
-    return is_packed(ctx) ? first_head(ctx, "qkv", 0, 3) : first_head(ctx, "query", 0, 1);
-  }
+std::shared_ptr<KernelCache> head_cache(user_op::KernelCacheContext* ctx) {
+  return is_packed(ctx) ? local_ranges(ctx, "qkv", {0, 3}) : local_ranges(ctx, "query", {0, 1});
+}
 
- private:
-  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
-               const user_op::OpKernelCache* cache) const final {
-    AttentionShape shape = shape_of(ctx);
-    if (ctx->has_input("segments", 0)) {
-      shape.spans = spans_of(input<int64_t>(ctx, "segments"), shape.batch, shape.queries);
-    }
-    const auto dropout = weight_dropout(ctx, cache);
-    run_or_throw([&] { return describe(shape); },
-                 [&] { compute(ctx, shape, dropout ? &*dropout : nullptr); });
+// Calls compute(shape, dropout), where `dropout` may be null.
+template <typename Compute>
+void of_heads(Context* ctx, const KernelCache* cache, const Compute& compute) {
+  AttentionShape shape = attention_shape(ctx);
+  if (ctx->has_input("segments", 0)) {
+    shape.spans = spans_of(input<int64_t>(ctx, "segments"), shape.batch, shape.queries);
   }
-  virtual void compute(user_op::KernelComputeContext* ctx, const AttentionShape& shape,
-                       const WeightDropout* dropout) const = 0;
-};
+  const auto dropout = weight_dropout(ctx, cache);
+  run_or_throw([&] { return describe(shape); },
+               [&] { compute(shape, dropout ? &*dropout : nullptr); });
+}
 
 template <typename T>
-class AttentionKernel final : public OfHeads {
-  void compute(user_op::KernelComputeContext* ctx, const AttentionShape& shape,
-               const WeightDropout* dropout) const override {
-    const auto in = [=](const char* name) { return heads_of<const T>(ctx, name); };
+void attention_kernel(Context* ctx, const KernelCache* cache) {
+  const auto in = [=](const char* name) { return heads_of<const T>(ctx, name); };
+  of_heads(ctx, cache, [&](const AttentionShape& shape, const WeightDropout* dropout) {
     attention(shape, in("query"), in("key"), in("value"), dropout, heads_of<T>(ctx, "out"),
               output(ctx, "lse"));
-  }
-};
+  });
+}
 
 template <typename T>
-class AttentionGradKernel final : public OfHeads {
-  void compute(user_op::KernelComputeContext* ctx, const AttentionShape& shape,
-               const WeightDropout* dropout) const override {
-    const auto in = [=](const char* name) { return heads_of<const T>(ctx, name); };
-    const auto grad = [=](const char* name) { return heads_of<T>(ctx, name, "_grad"); };
+void attention_grad_kernel(Context* ctx, const KernelCache* cache) {
+  const auto in = [=](const char* name) { return heads_of<const T>(ctx, name); };
+  const auto grad = [=](const char* name) { return heads_of<T>(ctx, name, "_grad"); };
+  of_heads(ctx, cache, [&](const AttentionShape& shape, const WeightDropout* dropout) {
     attention_grad<T>(shape,
                       {in("query"), in("key"), in("value"), in("out"),
                        heads_of<const T>(ctx, "out", "_grad"), input(ctx, "lse")},
                       dropout, {grad("query"), grad("key"), grad("value")});
-  }
-};
+  });
+}
 
-REGISTER_KERNELS(AttentionKernel, float, Bfloat16)("oneflow_accel_attention", "out");
-REGISTER_KERNELS(AttentionGradKernel, float, Bfloat16)
-("oneflow_accel_attention_grad", "query_grad");
-REGISTER_KERNELS(AttentionKernel, float, Bfloat16)("oneflow_accel_packed_attention", "out");
-REGISTER_KERNELS(AttentionGradKernel, float, Bfloat16)
-("oneflow_accel_packed_attention_grad", "qkv_grad");
+REGISTER_KERNELS(attention_kernel, head_cache,
+                 "oneflow_accel_attention oneflow_accel_packed_attention", "out");
+REGISTER_KERNELS(attention_grad_kernel, head_cache,
+                 "oneflow_accel_attention_grad oneflow_accel_packed_attention_grad", "out_grad");
 
 }  // namespace
 

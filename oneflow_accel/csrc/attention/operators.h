@@ -1,13 +1,11 @@
 // Dropout of weights by a seed, as operators have it.
 #pragma once
 
-#include <memory>
 #include <optional>
-#include <string>
 
 #include "attention/weight_dropout.h"
 #include "common/infer.h"
-#include "common/oneflow.h"
+#include "common/part.h"
 
 namespace oneflow_accel {
 
@@ -15,19 +13,8 @@ namespace oneflow_accel {
 Maybe<void> check_dropout(user_op::InferContext* ctx);
 Maybe<void> check_seed_type(user_op::InferContext* ctx);
 
-// Which batch entry and head of a global tensor come first in a process's part.
-struct FirstHead final : user_op::OpKernelCache {
-  int64_t batch = 0;
-  int64_t head = 0;
-};
-
-// Of the argument `name`; null where each process holds all of it.
-std::shared_ptr<FirstHead> first_head(user_op::KernelCacheContext* ctx,
-                                      const std::string& name, int64_t batch_axis,
-                                      int64_t head_axis);
-
-// What a call drops out, if it does.
-std::optional<WeightDropout> weight_dropout(user_op::KernelComputeContext* ctx,
-                                            const user_op::OpKernelCache* first_head);
+// What a call drops out, if it does. Of a global tensor `ranges` are a process's batch entries and
+// heads.
+std::optional<WeightDropout> weight_dropout(Context* ctx, const KernelCache* ranges);
 
 }  // namespace oneflow_accel

@@ -11,7 +11,7 @@
 // `summary`, [batch, features, dim + 1], float32, S and z, which the gradient needs.
 #include <cmath>
 
-#include "attention/buffer.h"
+#include "attention/block_product.h"
 #include "attention/rows.h"
 #include "common/infer.h"
 #include "common/oneflow.h"
@@ -38,11 +38,6 @@ Maybe<void> infer(user_op::InferContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-Maybe<void> infer_grad(user_op::InferContext* ctx) {
-  describe_output(ctx, "kqv_grad", ctx->InputShape("kqv", 0));
-  return Maybe<void>::Ok();
-}
-
 Maybe<void> infer_types(user_op::InferContext* ctx) {
   if (ctx->InputDType("w", 0) != DataType::kFloat) {
     return Error::RuntimeError() << "a performer needs random features in float32";
@@ -54,21 +49,14 @@ Maybe<void> infer_types(user_op::InferContext* ctx) {
 }
 
 // Batch entries do not know of each other.
-Maybe<void> split(user_op::SbpContext* ctx) {
-  split_all_but(ctx, 0, [](const std::string& name) { return name == "w"; });
-  return Maybe<void>::Ok();
-}
-
-REGISTER_USER_OP("oneflow_accel_performer")
-    .Input("kqv").Input("w").Output("out").Output("value").Output("summary")
-    .Attr<double>("epsilon")
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
-
-REGISTER_USER_OP("oneflow_accel_performer_grad")
-    .Input("out_grad").Input("value_grad").Input("kqv").Input("w").Input("out").Input("summary")
-    .Output("kqv_grad")
-    .Attr<double>("epsilon")
-    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
+const auto kSplit = split_first_axis("w");
+const NewOperator g_operators[] = {
+    new_operator("oneflow_accel_performer", "kqv w", "out value summary", infer, infer_types,
+                 kSplit)
+        .Attr<double>("epsilon"),
+    new_operator("oneflow_accel_performer_grad", "out_grad value_grad kqv w out summary",
+                 "kqv_grad", describe_gradients, infer_types, kSplit)
+        .Attr<double>("epsilon")};
 
 // Tokens that are worked on at a time: what belongs to them stays in the first two caches.
 constexpr int64_t kTile = 64;
@@ -84,10 +72,10 @@ struct PerformerShape {
   int64_t features;
   float epsilon;
 
-  explicit PerformerShape(user_op::KernelComputeContext* ctx)
+  explicit PerformerShape(Context* ctx)
       : epsilon(static_cast<float>(ctx->Attr<double>("epsilon"))) {
-    const auto& kqv = ctx->Tensor4ArgNameAndIndex("kqv", 0)->shape_view();
-    const auto& w = ctx->Tensor4ArgNameAndIndex("w", 0)->shape_view();
+    const auto& kqv = shape_of(ctx, "kqv");
+    const auto& w = shape_of(ctx, "w");
     batch = kqv.At(0);
     time = kqv.At(1);
     dim = w.At(1);
@@ -270,84 +258,84 @@ const float* summarize(const PerformerShape& s, const float* w, const float* sum
 }
 
 template <typename T>
-class PerformerKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const PerformerShape s(ctx);
-    const T* kqv = input<T>(ctx, "kqv");
-    const float* w = input(ctx, "w");
-    T* out = output<T>(ctx, "out");
-    T* value = output<T>(ctx, "value");
-    const auto add_keys = [&](Performer* p, int64_t token, int64_t rows) {
-      p->set_keys(kqv + token * 3 * s.dim, rows);
-      p->add_to_sums(rows);
-    };
-    const auto queries = [&](Performer* p, int64_t token, int64_t rows) {
-      const T* tile = kqv + token * 3 * s.dim;
-      p->set_phi(tile + s.dim, rows);
-      p->multiply_phi(rows);
-      for (int64_t i = 0; i < rows; ++i) {
-        const float total = dot(p->phi + i * s.stride(), p->column, s.features);
-        copy_row(p->space + i * s.width(), s.dim, 1.0F / (total + s.epsilon),
-                 out + (token + i) * s.dim);
-      }
-      copy_rows(tile + 2 * s.dim, 3 * s.dim, rows, s.dim, 1.0F, value + token * s.dim, s.dim);
-    };
-    run_or_throw([&] { return s.describe(); }, [&] {
-      for_tiles(s, w, summarize(s, w, nullptr, output(ctx, "summary"), add_keys), nullptr, queries);
-    });
-  }
-};
+void performer_kernel(Context* ctx) {
+  const PerformerShape s(ctx);
+  const T* kqv = input<T>(ctx, "kqv");
+  const float* w = input(ctx, "w");
+  T* out = output<T>(ctx, "out");
+  T* value = output<T>(ctx, "value");
+  const auto add_keys = [&](Performer* p, int64_t token, int64_t rows) {
+    p->set_keys(kqv + token * 3 * s.dim, rows);
+    p->add_to_sums(rows);
+  };
+  const auto queries = [&](Performer* p, int64_t token, int64_t rows) {
+    const T* tile = kqv + token * 3 * s.dim;
+    p->set_phi(tile + s.dim, rows);
+    p->multiply_phi(rows);
+    for (int64_t i = 0; i < rows; ++i) {
+      const float total = dot(p->phi + i * s.stride(), p->column, s.features);
+      copy_row(p->space + i * s.width(), s.dim, 1.0F / (total + s.epsilon),
+               out + (token + i) * s.dim);
+    }
+    copy_rows(tile + 2 * s.dim, 3 * s.dim, rows, s.dim, 1.0F, value + token * s.dim, s.dim);
+  };
+  run_or_throw([&] { return s.describe(); },
+               [&] {
+                 for_tiles(s, w, summarize(s, w, nullptr, output(ctx, "summary"), add_keys),
+                           nullptr, queries);
+               });
+}
 
 // With n_t = dout_t / (phi(q_t) z + epsilon) and d_t = -n_t . out_t:
 //   dphi(q_t) = n_t S^T + d_t z,  dS = sum of phi(q_t) n_t^T,  dz = sum of d_t phi(q_t),
 //   dphi(k_t) = v_t dS^T + dz,  dv_t = phi(k_t) dS + dvalue_t.
 template <typename T>
-class PerformerGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const PerformerShape s(ctx);
-    const T* kqv = input<T>(ctx, "kqv");
-    const float* w = input(ctx, "w");
-    const T* out = input<T>(ctx, "out");
-    const T* out_grad = input<T>(ctx, "out_grad");
-    const T* value_grad = input<T>(ctx, "value_grad");
-    T* kqv_grad = output<T>(ctx, "kqv_grad");
-    const auto add_queries = [&](Performer* p, int64_t token, int64_t rows) {
-      const int64_t queries = token * 3 * s.dim + s.dim;
-      p->set_phi(kqv + queries, rows);
-      for (int64_t i = 0; i < rows; ++i) {
-        const T* token_grad = out_grad + (token + i) * s.dim;
-        const float total = dot(p->phi + i * s.stride(), p->column, s.features) + s.epsilon;
-        float* n = p->values + i * s.width();
-        copy_row(token_grad, s.dim, 1.0F / total, n);
-        n[s.dim] = -dot(token_grad, out + (token + i) * s.dim, s.dim) / total;
-      }
-      p->add_to_sums(rows);
-      p->grad_by_x(rows, kqv_grad + queries);
-    };
-    const auto keys_and_values = [&](Performer* p, int64_t token, int64_t rows) {
-      T* key_grads = kqv_grad + token * 3 * s.dim;
-      p->set_keys(kqv + token * 3 * s.dim, rows);
-      p->multiply_phi(rows);
-      for (int64_t i = 0; i < rows; ++i) {
-        const float* of_sums = p->space + i * s.width();
-        const T* of_value = value_grad + (token + i) * s.dim;
-        T* to = key_grads + i * 3 * s.dim + 2 * s.dim;
+void performer_grad_kernel(Context* ctx) {
+  const PerformerShape s(ctx);
+  const T* kqv = input<T>(ctx, "kqv");
+  const float* w = input(ctx, "w");
+  const T* out = input<T>(ctx, "out");
+  const T* out_grad = input<T>(ctx, "out_grad");
+  const T* value_grad = input<T>(ctx, "value_grad");
+  T* kqv_grad = output<T>(ctx, "kqv_grad");
+  const auto add_queries = [&](Performer* p, int64_t token, int64_t rows) {
+    const int64_t queries = token * 3 * s.dim + s.dim;
+    p->set_phi(kqv + queries, rows);
+    for (int64_t i = 0; i < rows; ++i) {
+      const T* token_grad = out_grad + (token + i) * s.dim;
+      const float total = dot(p->phi + i * s.stride(), p->column, s.features) + s.epsilon;
+      float* n = p->values + i * s.width();
+      copy_row(token_grad, s.dim, 1.0F / total, n);
+      n[s.dim] = -dot(token_grad, out + (token + i) * s.dim, s.dim) / total;
+    }
+    p->add_to_sums(rows);
+    p->grad_by_x(rows, kqv_grad + queries);
+  };
+  const auto keys_and_values = [&](Performer* p, int64_t token, int64_t rows) {
+    T* key_grads = kqv_grad + token * 3 * s.dim;
+    p->set_keys(kqv + token * 3 * s.dim, rows);
+    p->multiply_phi(rows);
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* of_sums = p->space + i * s.width();
+      const T* of_value = value_grad + (token + i) * s.dim;
+      T* to = key_grads + i * 3 * s.dim + 2 * s.dim;
 #pragma omp simd
-        for (int64_t d = 0; d < s.dim; ++d) {
-          to[d] = from_float<T>(of_sums[d] + to_float(of_value[d]));
-        }
+      for (int64_t d = 0; d < s.dim; ++d) {
+        to[d] = from_float<T>(of_sums[d] + to_float(of_value[d]));
       }
-      p->grad_by_x(rows, key_grads);
-    };
-    run_or_throw([&] { return "gradient of a " + s.describe(); }, [&] {
-      const float* summary_grad = summarize(s, w, input(ctx, "summary"), nullptr, add_queries);
-      for_tiles(s, w, summary_grad, nullptr, keys_and_values);
-    });
-  }
-};
+    }
+    p->grad_by_x(rows, key_grads);
+  };
+  run_or_throw([&] { return "gradient of a " + s.describe(); },
+               [&] {
+                 const float* summary_grad =
+                     summarize(s, w, input(ctx, "summary"), nullptr, add_queries);
+                 for_tiles(s, w, summary_grad, nullptr, keys_and_values);
+               });
+}
 
-REGISTER_KERNELS(PerformerKernel, float, Bfloat16)("oneflow_accel_performer", "out");
-REGISTER_KERNELS(PerformerGradKernel, float, Bfloat16)("oneflow_accel_performer_grad", "kqv_grad");
+REGISTER_KERNELS(performer_kernel, "oneflow_accel_performer", "out");
+REGISTER_KERNELS(performer_grad_kernel, "oneflow_accel_performer_grad", "kqv_grad");
 
 }  // namespace performer
 

@@ -53,10 +53,9 @@ Maybe<void> split(user_op::SbpContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-REGISTER_USER_OP("oneflow_accel_rope")
-    .Input("x").Input("cosines").Input("sines").Output("y")
-    .Attr<int64_t>("axis", 1).Attr<bool>("interleaved", false).Attr<bool>("inverse", false)
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
+const NewOperator g_operator =
+    new_operator("oneflow_accel_rope", "x cosines sines", "y", infer, infer_types, split)
+        .Attr<int64_t>("axis", 1).Attr<bool>("interleaved", false).Attr<bool>("inverse", false);
 
 // One row of x, of 2 n numbers.
 template <bool interleaved, typename T>
@@ -74,27 +73,25 @@ void turn(const T* x, const float* cosines, const float* sines, float sign, T* y
 }
 
 template <typename T>
-class RopeKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto& shape = ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view();
-    const auto axis = ctx->Attr<int64_t>("axis");
-    const T* x = input<T>(ctx, "x");
-    const float* cosines = input(ctx, "cosines");
-    const float* sines = input(ctx, "sines");
-    T* y = output<T>(ctx, "y");
-    const int64_t time = shape.At(axis);
-    const int64_t between = shape.Count(axis + 1, shape.NumAxes() - 1);
-    const int64_t half = shape.At(shape.NumAxes() - 1) / 2;
-    const float sign = ctx->Attr<bool>("inverse") ? -1.0F : 1.0F;
-    const auto turn_row = ctx->Attr<bool>("interleaved") ? turn<true, T> : turn<false, T>;
-    RowSet(ctx, "x").for_each(1, [=](int64_t row, int64_t first) {
-      const int64_t angle = row / between % time * half;
-      turn_row(x + first, cosines + angle, sines + angle, sign, y + first, half);
-    });
-  }
-};
+void rope_kernel(Context* ctx) {
+  const auto& shape = shape_of(ctx, "x");
+  const auto axis = ctx->Attr<int64_t>("axis");
+  const T* x = input<T>(ctx, "x");
+  const float* cosines = input(ctx, "cosines");
+  const float* sines = input(ctx, "sines");
+  T* y = output<T>(ctx, "y");
+  const int64_t time = shape.At(axis);
+  const int64_t between = shape.Count(axis + 1, shape.NumAxes() - 1);
+  const int64_t half = shape.At(shape.NumAxes() - 1) / 2;
+  const float sign = ctx->Attr<bool>("inverse") ? -1.0F : 1.0F;
+  const auto turn_row = ctx->Attr<bool>("interleaved") ? turn<true, T> : turn<false, T>;
+  RowSet(ctx, "x").for_each(1, [=](int64_t row, int64_t first) {
+    const int64_t angle = row / between % time * half;
+    turn_row(x + first, cosines + angle, sines + angle, sign, y + first, half);
+  });
+}
 
-REGISTER_KERNELS(RopeKernel, float, Bfloat16)("oneflow_accel_rope", "y");
+REGISTER_KERNELS(rope_kernel, "oneflow_accel_rope", "y");
 
 }  // namespace rope
 

@@ -86,7 +86,6 @@ class Group {
     if (members_ != nullptr) { munmap(members_, bytes_); }
   }
 
-  // Bytes of the memory that the members share.
   int64_t bytes() const { return bytes_; }
 
   // Comes before all else: whether that file's memory, if it is one, could be mapped.
@@ -99,7 +98,6 @@ class Group {
     return members_ != nullptr;
   }
 
-  // Place of this process among the members.
   int index() const { return index_; }
 
   // `out` gets the members' `bytes` of `in`, one after the other.
@@ -341,11 +339,11 @@ Group::Add add_of(DataType type) {
   }
 }
 
-void broadcast(Group& group, Call call, int place, user_op::KernelComputeContext* ctx) {
+void broadcast(Group& group, Call call, int place, Context* ctx) {
   for (int i = 0; i < ctx->input_size("in"); ++i) {
-    auto* out = ctx->Tensor4ArgNameAndIndex("out", i);
+    auto* out = argument(ctx, "out", i);
     const char* in = nullptr;
-    if (place == group.index()) { in = ctx->Tensor4ArgNameAndIndex("in", i)->dptr<char>(); }
+    if (place == group.index()) { in = argument(ctx, "in", i)->dptr<char>(); }
     call.type = out->data_type();
     call.numbers = out->shape_view().elem_cnt();
     group.broadcast(call, in, out->mut_dptr<char>(), bytes_of(*out), place);
@@ -353,9 +351,9 @@ void broadcast(Group& group, Call call, int place, user_op::KernelComputeContext
 }
 
 // Of both kernels; that of OneFlow's is made once for a placement, and so is this one.
-struct Cache final : public user_op::OpKernelCache {
+struct Cache final : public KernelCache {
   std::vector<int64_t> ranks;
-  std::shared_ptr<user_op::OpKernelCache> stock;
+  std::shared_ptr<KernelCache> stock;
 };
 
 class Collective final : public user_op::OpKernel {
@@ -368,7 +366,7 @@ class Collective final : public user_op::OpKernel {
     return stock_->AlwaysComputeWhenAllOutputsEmpty();
   }
   void InitOpKernelCacheWithFlags(user_op::KernelCacheContext* ctx, int8_t flag,
-                                  std::shared_ptr<user_op::OpKernelCache>* cache) const override {
+                                  std::shared_ptr<KernelCache>* cache) const override {
     if (*cache != nullptr) { return; }
     auto made = std::make_shared<Cache>();
     ::oneflow::ParallelConf conf;
@@ -379,8 +377,8 @@ class Collective final : public user_op::OpKernel {
     stock_->InitOpKernelCacheWithFlags(ctx, flag, &made->stock);
     *cache = std::move(made);
   }
-  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState* state,
-               const user_op::OpKernelCache* cache) const override {
+  void Compute(Context* ctx, user_op::OpKernelState* state,
+               const KernelCache* cache) const override {
     const auto& ours = static_cast<const Cache&>(*cache);
     if (ours.ranks.empty() || !run(ours.ranks, ctx)) {
       stock_->Compute(ctx, state, ours.stock.get());
@@ -390,11 +388,11 @@ class Collective final : public user_op::OpKernel {
  private:
   using user_op::OpKernel::Compute;
   // Whether it could be done here.
-  bool run(const std::vector<int64_t>& ranks, user_op::KernelComputeContext* ctx) const {
+  bool run(const std::vector<int64_t>& ranks, Context* ctx) const {
     check_none_lost();
     const bool broadcasts = operation_ == kBroadcast;
-    auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-    const auto* in = broadcasts ? out : ctx->Tensor4ArgNameAndIndex("in", 0);
+    auto* out = argument(ctx, "out");
+    const auto* in = broadcasts ? out : argument(ctx, "in");
     const Call call{operation_, in->data_type(), in->shape_view().elem_cnt(),
                     broadcasts ? ctx->Attr<int64_t>("root") : -1};
     Group* group = group_of(ranks, call);

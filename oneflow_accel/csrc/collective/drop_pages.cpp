@@ -19,10 +19,6 @@ Maybe<void> infer(user_op::InferContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-Maybe<void> infer_type(user_op::InferContext* ctx) {
-  return infer_one_dtype(ctx, "oneflow_accel_drop_pages");
-}
-
 Maybe<void> no_splits(user_op::SbpContext* ctx) {
   ctx->NewBuilder().Broadcast(ctx->inputs()).Broadcast(ctx->outputs()).Build();
   return Maybe<void>::Ok();
@@ -30,26 +26,24 @@ Maybe<void> no_splits(user_op::SbpContext* ctx) {
 
 // `x` must be all of a file's memory, MAP_SHARED: other memory would be lost. `bytes` has where
 // each part begins and ends.
-REGISTER_USER_OP("oneflow_accel_drop_pages")
-    .Input("x").Output("done").Attr<std::vector<int64_t>>("bytes", std::vector<int64_t>())
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_type).SetGetSbpFn(no_splits);
+const NewOperator g_operator = new_operator("oneflow_accel_drop_pages", "x", "done", infer,
+                                            one_dtype("oneflow_accel_drop_pages"), no_splits)
+                                   .Attr<std::vector<int64_t>>("bytes", std::vector<int64_t>());
 
-class DropPagesKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto& bytes = ctx->Attr<std::vector<int64_t>>("bytes");
-    char* memory = const_cast<char*>(input<char>(ctx, "x"));
-    const int64_t page = sysconf(_SC_PAGESIZE);
-    for (std::size_t i = 0; i + 1 < bytes.size(); i += 2) {
-      // Whole pages only.
-      const int64_t begin = (bytes[i] + page - 1) / page * page;
-      const int64_t end = bytes[i + 1] / page * page;
-      if (begin < end) { madvise(memory + begin, end - begin, MADV_DONTNEED); }
-    }
-    output(ctx, "done")[0] = 0;
+void drop_pages_kernel(Context* ctx) {
+  const auto& bytes = ctx->Attr<std::vector<int64_t>>("bytes");
+  char* memory = const_cast<char*>(input<char>(ctx, "x"));
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  for (std::size_t i = 0; i + 1 < bytes.size(); i += 2) {
+    // Whole pages only.
+    const int64_t begin = (bytes[i] + page - 1) / page * page;
+    const int64_t end = bytes[i + 1] / page * page;
+    if (begin < end) { madvise(memory + begin, end - begin, MADV_DONTNEED); }
   }
-};
+  output(ctx, "done")[0] = 0;
+}
 
-REGISTER_KERNEL("oneflow_accel_drop_pages", make<DropPagesKernel>, is_float32_on_cpu("done"));
+REGISTER_FLOAT_KERNEL(drop_pages_kernel, "oneflow_accel_drop_pages", "done");
 
 }  // namespace
 

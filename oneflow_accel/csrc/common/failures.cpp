@@ -28,7 +28,6 @@
 #include "common/waiting.h"
 #include "oneflow/core/common/exception.h"
 #include "oneflow/core/common/maybe.h"
-#include "oneflow/core/common/registry_error.h"
 #include "oneflow/core/common/spin_counter.h"
 #include "oneflow/core/vm/vm_sync.h"
 
@@ -288,12 +287,6 @@ void record_lack_of_memory(const std::string& message) {
 
 bool starved() { return g_starved.load(std::memory_order_acquire); }
 bool has_starved() { return g_has_starved.load(std::memory_order_acquire); }
-
-KernelRegistration::KernelRegistration(user_op::OpKernelRegistry registry) {
-  ::oneflow::CatchRegistryError([&]() -> Maybe<void> {
-    return user_op::UserOpRegistryMgr::Get().Register(JUST(registry.Finish()).GetResult());
-  });
-}
 
 }  // namespace oneflow_accel
 

@@ -64,7 +64,6 @@ constexpr int kMostTasks = 1 << 15;
 
 std::atomic<int64_t> g_shared_outputs{0};
 
-// Whether `task` runs a kernel on a CPU.
 bool runs_on_cpu(const TaskProto& task) {
   return task.task_type() == ::oneflow::TaskType::kNormalForward
          && ::oneflow::PlanUtil::GetStreamId(task).device_id().device_type()

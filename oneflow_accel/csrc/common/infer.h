@@ -38,6 +38,11 @@ inline Maybe<void> infer_one_dtype(user_op::InferContext* ctx, const std::string
   return Maybe<void>::Ok();
 }
 
+// The rule of operators that need no more.
+inline user_op::DataTypeInferFn one_dtype(const std::string& what) {
+  return [=](user_op::InferContext* ctx) { return infer_one_dtype(ctx, what); };
+}
+
 constexpr int64_t kWhole = -1;
 
 // Lets arguments be split along axis_of(name), where that is not kWhole: such inputs are the same
@@ -61,10 +66,64 @@ void split_along(user_op::SbpContext* ctx, const AxisOf& axis_of) {
   builder.Build();
 }
 
-// Lets one axis be split of all arguments but those for which `of_all(name)` holds.
-template <typename OfAll>
-void split_all_but(user_op::SbpContext* ctx, int64_t axis, const OfAll& of_all) {
-  split_along(ctx, [&](const std::string& name) { return of_all(name) ? kWhole : axis; });
+inline bool has_any_of(const std::string& text, const std::string& words) {
+  const auto all = words_of(words);
+  return std::any_of(all.begin(), all.end(),
+                     [&](const std::string& word) { return text.find(word) != std::string::npos; });
 }
+
+// Lets one axis be split of all arguments but those with one of the words `whole` in their names.
+inline void split_all_but(user_op::SbpContext* ctx, int64_t axis, const std::string& whole) {
+  split_along(ctx,
+              [&](const std::string& name) { return has_any_of(name, whole) ? kWhole : axis; });
+}
+
+// The rule of operators whose arguments are split so along their first axis.
+inline user_op::GetSbpFn split_first_axis(const std::string& whole) {
+  return [=](user_op::SbpContext* ctx) {
+    split_all_but(ctx, 0, whole);
+    return Maybe<void>::Ok();
+  };
+}
+
+// Describes the gradients of inputs, outputs with their names and "_grad": each is like its input.
+inline Maybe<void> describe_gradients(user_op::InferContext* ctx) {
+  for (const auto& [name, index] : ctx->outputs()) {
+    const auto suffix = name.rfind("_grad");
+    const std::string input = name.substr(0, suffix);
+    if (suffix != std::string::npos && ctx->has_input(input, 0)) {
+      describe_output(ctx, name, ctx->InputShape(input, 0));
+    }
+  }
+  return Maybe<void>::Ok();
+}
+
+// An operator that OneFlow has none for, whose registration begins here. `inputs` and `outputs` are
+// the names of its arguments; one that may be missing has a '?' behind it.
+inline user_op::OpRegistry new_operator(const std::string& name, const std::string& inputs,
+                                        const std::string& outputs,
+                                        const user_op::TensorDescInferFn& infer_shapes,
+                                        const user_op::DataTypeInferFn& infer_types,
+                                        const user_op::GetSbpFn& split) {
+  auto made = user_op::UserOpRegistryMgr::Get().CheckAndGetOpRegistry(name);
+  for (std::string& input : words_of(inputs)) {
+    if (input.back() == '?') {
+      input.pop_back();
+      made.OptionalInput(input);
+    } else {
+      made.Input(input);
+    }
+  }
+  for (const std::string& output : words_of(outputs)) { made.Output(output); }
+  made.SetTensorDescInferFn(infer_shapes).SetDataTypeInferFn(infer_types).SetGetSbpFn(split);
+  return made;
+}
+
+// Its end: registers it, when the library is loaded.
+struct NewOperator {
+  NewOperator(user_op::OpRegistry registry) {
+    user_op::UserOpRegisterTrigger<user_op::OpRegistry>{registry};
+  }
+};
 
 }  // namespace oneflow_accel

@@ -30,9 +30,8 @@ KeyBuilder::KeyBuilder(const char* operation) : key_(operation) {
   add(num_threads());
 }
 
-KeyBuilder& KeyBuilder::add(int64_t value) {
+void KeyBuilder::append(int64_t value) {
   key_.append(reinterpret_cast<const char*>(&value), sizeof(value));
-  return *this;
 }
 
 dnnl::primitive_attr user_scratchpad_attr() {

@@ -23,16 +23,21 @@ dnnl::stream& cpu_stream();
 class KeyBuilder {
  public:
   explicit KeyBuilder(const char* operation);
-  KeyBuilder& add(int64_t value);
+  template <typename... Value>
+  KeyBuilder& add(Value... values) {
+    (append(static_cast<int64_t>(values)), ...);
+    return *this;
+  }
   template <typename Range>
   KeyBuilder& add_all(const Range& values) {
-    for (const auto value : values) { add(static_cast<int64_t>(value)); }
+    for (const auto value : values) { add(value); }
     return add(kSeparator);
   }
   const std::string& str() const { return key_; }
 
  private:
   static constexpr int64_t kSeparator = INT64_MIN;
+  void append(int64_t value);
   std::string key_;
 };
 

@@ -5,6 +5,8 @@
 #include <immintrin.h>
 
 #include <exception>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -26,7 +28,6 @@ using ::oneflow::DataType;
 using ::oneflow::Error;
 using ::oneflow::Maybe;
 
-// OneFlow's name of T.
 template <typename T>
 constexpr DataType kDataType = ::oneflow::GetDataType<T>::value;
 
@@ -38,21 +39,9 @@ Kernels& all_kernels();
 // False where a kernel is for other devices.
 bool may_run_on_cpu(const user_op::OpKernelRegistryResult& kernel);
 
-// Registers a kernel; its exceptions are caught in failures.cpp.
-struct KernelRegistration {
-  explicit KernelRegistration(user_op::OpKernelRegistry registry);
-};
-
-// Above OneFlow's own kernels (0), so that the plug-in's are chosen wherever both match.
-constexpr int kKernelPriority = user_op::kKernelPriorityOptimized;
-
-// Notes that the plug-in has a kernel for `op`, for Python to list, and returns `op`.
-const std::string& listed(const std::string& op);
-
 // False while registry.cpp asks what OneFlow would do without the plug-in.
 bool plugin_kernels_match();
 
-// Matches operators on the CPU.
 inline auto is_on_cpu() {
   return (user_op::HobDeviceType() == ::oneflow::DeviceType::kCPU)
          && ::oneflow::hob::make_custom(
@@ -71,6 +60,10 @@ inline auto is_bfloat16_on_cpu(const std::string& name) {
   return is_on_cpu(name, kDataType<Bfloat16>);
 }
 
+// What a kernel is called with.
+using Context = user_op::KernelComputeContext;
+using KernelFunction = std::function<void(Context*)>;
+
 // A kernel that has nothing to do where all its outputs are empty: all but those whose operators
 // have no output.
 class Kernel : public user_op::OpKernel {
@@ -81,21 +74,43 @@ class Kernel : public user_op::OpKernel {
   using user_op::OpKernel::Compute;
 };
 
-// Bytes of a tensor's data.
+// What makes kernels of class T.
+template <typename T>
+const user_op::OpKernel* make() {
+  return user_op::NewOpKernel<T>();
+}
+
+// What makes kernels that call a function.
+user_op::OpKernelCreateFn kernel(KernelFunction compute);
+
+// The same with what `make_cache` gives once for all calls with tensors of one kind.
+using KernelCache = user_op::OpKernelCache;
+using CachingFunction = std::function<void(Context*, const KernelCache*)>;
+using MakeCache = std::function<std::shared_ptr<KernelCache>(user_op::KernelCacheContext*)>;
+user_op::OpKernelCreateFn kernel(CachingFunction compute, MakeCache make_cache);
+
 inline int64_t bytes_of(const user_op::Tensor& tensor) {
   return tensor.shape_view().elem_cnt() * ::oneflow::GetSizeOfDataType(tensor.data_type());
 }
 
-// The data of a kernel's arguments by name.
+// A kernel's arguments by name, their shapes and their data.
+inline user_op::Tensor* argument(Context* ctx, const std::string& name, int32_t index = 0) {
+  return ctx->Tensor4ArgNameAndIndex(name, index);
+}
+
+inline ::oneflow::ShapeView shape_of(Context* ctx, const std::string& name) {
+  return argument(ctx, name)->shape_view();
+}
+
 template <typename T = float>
-const T* input(user_op::KernelComputeContext* ctx, const std::string& name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->dptr<T>();
+const T* input(Context* ctx, const std::string& name) {
+  return argument(ctx, name)->dptr<T>();
 }
 
 // Also of an input that the kernel changes in place.
 template <typename T = float>
-T* output(user_op::KernelComputeContext* ctx, const std::string& name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<T>();
+T* output(Context* ctx, const std::string& name) {
+  return argument(ctx, name)->mut_dptr<T>();
 }
 
 template <typename T = float>
@@ -108,6 +123,14 @@ T* output_or_null(user_op::KernelComputeContext* ctx, const std::string& name) {
   return ctx->has_output(name, 0) ? output<T>(ctx, name) : nullptr;
 }
 
+// An attribute of OneFlow's type Scalar: NAME is floating_NAME or integer_NAME.
+template <typename T>
+T scalar_attr(Context* ctx, const std::string& name) {
+  return ctx->Attr<bool>("is_floating_" + name)
+             ? static_cast<T>(ctx->Attr<double>("floating_" + name))
+             : static_cast<T>(ctx->Attr<int64_t>("integer_" + name));
+}
+
 // Calls fn(). An exception becomes one whose text starts with describe(), a string that names the
 // operation and its shapes.
 template <typename Describe, typename Fn>
@@ -117,12 +140,6 @@ void run_or_throw(const Describe& describe, const Fn& fn) {
   } catch (const std::exception& error) {
     throw std::runtime_error(describe() + " failed: " + error.what());
   }
-}
-
-// What makes kernels of class T.
-template <typename T>
-const user_op::OpKernel* make() {
-  return user_op::NewOpKernel<T>();
 }
 
 // That the output `out` may take the memory of the input `in`, where the operator has that input.
@@ -137,41 +154,64 @@ inline InPlace in_place(const char* out, const char* in, bool changes = true) {
   return {out, in, changes};
 }
 
-// Tells OneFlow, and notes for in_place_of(); `op` has one such pair for all its kernels.
-void propose(user_op::OpKernelRegistry* kernel, const std::string& op, const InPlace& pair);
-
-// What was proposed for an operator; without names where nothing was.
+// What was proposed for an operator, one pair for all its kernels; without names where nothing was.
 InPlace in_place_of(const std::string& op);
 
-// The kernels that `create` makes, for the operator `op` where its tensors match.
+// The words of a text, such as names of operators or arguments.
+std::vector<std::string> words_of(const std::string& text);
+
+// Registers what `create` makes for each of the operators `ops`, a name or several, where its
+// tensors match. What a kernel throws is caught in failures.cpp. Returns true.
+bool register_matching(const std::string& ops, const user_op::OpKernelCreateFn& create,
+                       const user_op::IsMatchedHob& match, const InPlace& in_place,
+                       const user_op::InferTmpSizeFn& scratch_size);
+
 template <typename Match>
-user_op::OpKernelRegistry registry(const std::string& op, user_op::OpKernelCreateFn create,
-                                   const Match& match,
-                                   const InPlace& in_place = {},
-                                   user_op::InferTmpSizeFn scratch_size = nullptr) {
-  auto found = user_op::UserOpRegistryMgr::Get().CheckAndGetOpKernelRegistry(listed(op));
-  found.SetCreateFn(std::move(create)).SetIsMatchedHob(match).SetPriority(kKernelPriority);
-  if (scratch_size) { found.SetInferTmpSizeFn(std::move(scratch_size)); }
-  if (in_place.out != nullptr) { propose(&found, op, in_place); }
-  return found;
+bool register_kernels(const std::string& ops, const user_op::OpKernelCreateFn& create,
+                      const Match& match, const InPlace& in_place = {},
+                      const user_op::InferTmpSizeFn& scratch_size = nullptr) {
+  return register_matching(ops, create, std::make_shared<Match>(match), in_place, scratch_size);
 }
 
-// The operator's kernels for tensors of each of the types: that of the argument `decides`.
-template <template <typename> class TypedKernel, typename... T>
-std::vector<KernelRegistration> typed_kernels(const char* op, const char* decides,
-                                              const InPlace& in_place = {}) {
-  return {KernelRegistration(
-      registry(op, make<TypedKernel<T>>, is_on_cpu(decides, kDataType<T>), in_place))...};
+// The operators' kernels for tensors of each of the types, that of the argument `decides`:
+// function_of(T{}) is what that for T calls.
+template <typename... T, typename FunctionOf>
+bool register_typed_kernels(const FunctionOf& function_of, const char* ops, const char* decides,
+                            const InPlace& in_place = {}) {
+  return (...
+          && register_kernels(ops, kernel(KernelFunction(function_of(T{}))),
+                              is_on_cpu(decides, kDataType<T>), in_place));
+}
+
+template <typename... T, typename FunctionOf>
+bool register_typed_kernels(const FunctionOf& function_of, const MakeCache& make_cache,
+                            const char* ops, const char* decides) {
+  return (...
+          && register_kernels(ops, kernel(CachingFunction(function_of(T{})), make_cache),
+                              is_on_cpu(decides, kDataType<T>)));
 }
 
 }  // namespace oneflow_accel
 
-// Registers the kernels of registry(...).
-#define REGISTER_KERNEL(...) \
-  static const ::oneflow_accel::KernelRegistration OF_PP_CAT(g_kernel_registration, __COUNTER__)( \
-      ::oneflow_accel::registry(__VA_ARGS__))
+// REGISTER_KERNEL(operators, kernel(...), what they match, in place).
+#define REGISTER_KERNEL(...)                                      \
+  static const bool OF_PP_CAT(g_kernel_registered, __COUNTER__) = \
+      ::oneflow_accel::register_kernels(__VA_ARGS__)
 
-// REGISTER_KERNELS(the template, its types)(the operator, the argument that decides, in place).
+// For float32: REGISTER_FLOAT_KERNEL(function, operators, the argument that decides, in place).
+#define REGISTER_FLOAT_KERNEL(function, ops, decides, ...) \
+  REGISTER_KERNEL(ops, ::oneflow_accel::kernel(function),  \
+                  ::oneflow_accel::is_float32_on_cpu(decides), ##__VA_ARGS__)
+
+// Kernels that call `function<T>`, for each T of the types in parentheses:
+// REGISTER_TYPED_KERNELS((float, double), function, operators, the argument that decides, in
+// place), or with what makes a cache after the function.
+#define ONEFLOW_ACCEL_TYPES(...) __VA_ARGS__
+#define REGISTER_TYPED_KERNELS(types, function, ...)                      \
+  static const bool OF_PP_CAT(g_kernels_registered, __COUNTER__) =        \
+      ::oneflow_accel::register_typed_kernels<ONEFLOW_ACCEL_TYPES types>( \
+          [](auto zero) { return function<decltype(zero)>; }, __VA_ARGS__)
+
+// For float32 and bfloat16, as most operators have them.
 #define REGISTER_KERNELS(...) \
-  static const auto OF_PP_CAT(g_typed_kernels, __COUNTER__) = \
-      ::oneflow_accel::typed_kernels<__VA_ARGS__>
+  REGISTER_TYPED_KERNELS((float, ::oneflow_accel::Bfloat16), __VA_ARGS__)

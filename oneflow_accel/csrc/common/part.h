@@ -1,7 +1,9 @@
 // Which part of a global tensor a process holds.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "common/oneflow.h"
 #include "oneflow/core/common/balanced_splitter.h"
@@ -36,6 +38,30 @@ inline LocalRange local_range(user_op::KernelCacheContext* ctx, const std::strin
     range = {range.first + part.begin(), part.size(), total};
   }
   return range;
+}
+
+// Such ranges in a kernel's cache.
+struct LocalRanges final : KernelCache {
+  std::vector<LocalRange> of_axes;
+};
+
+// Of axes of the argument `name`, of which -1 is the last one; null in one process, which has all.
+inline std::shared_ptr<LocalRanges> local_ranges(user_op::KernelCacheContext* ctx,
+                                                 const std::string& name,
+                                                 const std::vector<int64_t>& axes) {
+  if (ctx->parallel_ctx().parallel_num() == 1) { return nullptr; }
+  const int64_t rank = ctx->LogicalTensorDesc4ArgNameAndIndex(name, 0)->shape().NumAxes();
+  auto ranges = std::make_shared<LocalRanges>();
+  for (const int64_t axis : axes) {
+    ranges->of_axes.push_back(local_range(ctx, name, axis < 0 ? axis + rank : axis));
+  }
+  return ranges;
+}
+
+// That of one of these axes, which has `size` elements here.
+inline LocalRange range_in(const KernelCache* cache, std::size_t place, int64_t size) {
+  return cache == nullptr ? LocalRange{0, size, size}
+                          : static_cast<const LocalRanges*>(cache)->of_axes[place];
 }
 
 }  // namespace oneflow_accel

@@ -1,13 +1,16 @@
 // OneFlow's kernel registry: it stays as it is for what has run already, says which operators have
 // kernels here, and which kernel an operator would get, for `python -m oneflow_accel kernels`.
+#include <iterator>
 #include <map>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/oneflow.h"
+#include "oneflow/core/common/registry_error.h"
 #include "oneflow/core/common/singleton.h"
 #include "oneflow/core/framework/stream_mgr.h"
 
@@ -46,6 +49,9 @@ __attribute__((constructor(101))) void keep_entries_where_they_are() {
   }
 }
 
+// Above OneFlow's own kernels (0), so that the plug-in's are chosen wherever both match.
+constexpr int kKernelPriority = user_op::kKernelPriorityOptimized;
+
 // Operators that have kernels here. A function's static, not a global: kernels register themselves
 // while the library is loaded, in no particular order of files.
 std::set<std::string>& operators() {
@@ -67,6 +73,46 @@ std::string joined(const std::set<std::string>& names) {
 
 thread_local bool plugin_kernels_hidden = false;
 
+class FunctionKernel final : public Kernel {
+ public:
+  explicit FunctionKernel(KernelFunction compute) : compute_(std::move(compute)) {}
+
+ private:
+  void Compute(Context* ctx) const override { compute_(ctx); }
+
+  const KernelFunction compute_;
+};
+
+class CachingKernel final : public Kernel {
+ public:
+  CachingKernel(CachingFunction compute, MakeCache make_cache)
+      : compute_(std::move(compute)), make_cache_(std::move(make_cache)) {}
+  std::shared_ptr<KernelCache> InitOpKernelCache(user_op::KernelCacheContext* ctx) const override {
+    return make_cache_(ctx);
+  }
+
+ private:
+  void Compute(Context* ctx, user_op::OpKernelState*, const KernelCache* cache) const override {
+    compute_(ctx, cache);
+  }
+
+  const CachingFunction compute_;
+  const MakeCache make_cache_;
+};
+
+// Tells OneFlow, and notes for in_place_of().
+void propose(user_op::OpKernelRegistry* kernel, const std::string& op, const InPlace& pair) {
+  in_place_pairs()[op] = pair;
+  kernel->SetInplaceProposalFn(
+      [=](const user_op::InferContext& ctx, const user_op::AddInplaceArgPair& add) {
+        if (!ctx.has_input(pair.in, 0)) { return Maybe<void>::Ok(); }
+        // One that is broadcast is smaller.
+        const int64_t elements = ctx.InputShape(pair.in, 0).elem_cnt();
+        if (elements != ctx.OutputShape(pair.out, 0).elem_cnt()) { return Maybe<void>::Ok(); }
+        return add(pair.out, 0, pair.in, 0, pair.changes);
+      });
+}
+
 // Arguments that are not of the operator's data type, whatever the operator.
 bool is_index(const std::string& argument) {
   static const std::set<std::string> names{"indices", "index", "label", "target", "segment_ids"};
@@ -80,10 +126,10 @@ bool is_mask(const std::string& argument) {
 // What the registry's predicates ask: an operator on the CPU whose tensors are all of one data
 // type, but for indices and masks. Predicates that ask for more (attributes, numbers of inputs)
 // get an exception, as do those that ask for a data type where none is given.
-class Context final : public user_op::KernelRegContext {
+class Question final : public user_op::KernelRegContext {
  public:
-  Context() = default;
-  Context(DataType type, DataType index, DataType mask) : has_types_(true) {
+  Question() = default;
+  Question(DataType type, DataType index, DataType mask) : has_types_(true) {
     data_.set_data_type(type);
     index_.set_data_type(index);
     mask_.set_data_type(mask);
@@ -124,10 +170,10 @@ const user_op::OpKernelRegistryResult* kernel_for(const std::string& op, DataTyp
   auto& registry = ::oneflow::user_op::UserOpRegistryMgr::Get();
   for (const auto index : {DataType::kInt64, DataType::kInt32}) {
     for (const auto mask : {DataType::kBool, DataType::kInt8, type}) {
-      const Context context(type, index, mask);
+      const Question question(type, index, mask);
       // Asked first: where there is none, the registry's error message needs a whole operator.
-      if (CHECK_JUST(registry.IsOpKernelRegistered(op, context))) {
-        return CHECK_JUST(registry.GetOpKernelRegistryResult(op, context));
+      if (CHECK_JUST(registry.IsOpKernelRegistered(op, question))) {
+        return CHECK_JUST(registry.GetOpKernelRegistryResult(op, question));
       }
     }
   }
@@ -149,24 +195,42 @@ Kernels& all_kernels() { return kernels_of(user_op::UserOpRegistryMgr::Get()); }
 
 bool may_run_on_cpu(const user_op::OpKernelRegistryResult& kernel) {
   try {
-    return kernel.is_matched_hob->get(Context());
+    return kernel.is_matched_hob->get(Question());
   } catch (const std::exception&) {
     return true;  // It is for the CPU, and asks for more.
   }
 }
 
-const std::string& listed(const std::string& op) { return *operators().insert(op).first; }
+user_op::OpKernelCreateFn kernel(KernelFunction compute) {
+  return [=] { return user_op::NewOpKernel<FunctionKernel>(compute); };
+}
 
-void propose(user_op::OpKernelRegistry* kernel, const std::string& op, const InPlace& pair) {
-  in_place_pairs()[op] = pair;
-  kernel->SetInplaceProposalFn(
-      [=](const user_op::InferContext& ctx, const user_op::AddInplaceArgPair& add) {
-        if (!ctx.has_input(pair.in, 0)) { return Maybe<void>::Ok(); }
-        // One that is broadcast is smaller.
-        const int64_t elements = ctx.InputShape(pair.in, 0).elem_cnt();
-        if (elements != ctx.OutputShape(pair.out, 0).elem_cnt()) { return Maybe<void>::Ok(); }
-        return add(pair.out, 0, pair.in, 0, pair.changes);
-      });
+user_op::OpKernelCreateFn kernel(CachingFunction compute, MakeCache make_cache) {
+  return [=] { return user_op::NewOpKernel<CachingKernel>(compute, make_cache); };
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+bool register_matching(const std::string& ops, const user_op::OpKernelCreateFn& create,
+                       const user_op::IsMatchedHob& match, const InPlace& in_place,
+                       const user_op::InferTmpSizeFn& scratch_size) {
+  auto& manager = user_op::UserOpRegistryMgr::Get();
+  for (const std::string& op : words_of(ops)) {
+    operators().insert(op);
+    auto made = manager.CheckAndGetOpKernelRegistry(op);
+    made.SetCreateFn(create).SetPriority(kKernelPriority);
+    if (scratch_size) { made.SetInferTmpSizeFn(scratch_size); }
+    if (in_place.out != nullptr) { propose(&made, op, in_place); }
+    ::oneflow::CatchRegistryError([&]() -> Maybe<void> {
+      auto result = JUST(made.Finish()).GetResult();
+      result.is_matched_hob = match;
+      return manager.Register(std::move(result));
+    });
+  }
+  return true;
 }
 
 InPlace in_place_of(const std::string& op) {

@@ -57,7 +57,6 @@ Arenas& arenas() {
   return *it;
 }
 
-// A thread's buffers.
 struct Arena {
   std::array<Buffer, static_cast<std::size_t>(ScratchSlot::kCount)> buffers;
 

@@ -6,7 +6,7 @@
 
 #include "common/oneflow.h"
 #include "conv/grouped.h"
-#include "conv/pixel_products.h"
+#include "conv/primitive.h"
 
 namespace oneflow_accel {
 
@@ -21,8 +21,6 @@ void convolve(const ConvGeometry& geometry, const ConvCall& call) {
 }
 
 namespace {
-
-using Context = user_op::KernelComputeContext;
 
 // The same of bfloat16 tensors. What runs in a form of ours, or what oneDNN has no bfloat16 for that
 // we want, runs on float32 copies.
@@ -63,14 +61,15 @@ template <typename T>
 void add_to_output(Context* ctx, const char* name) {
   if (!ctx->has_input("_add_to_output", 0)) { return; }
   T* sum = output<T>(ctx, name);
-  map(ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view().elem_cnt(), sum,
-      [](float a, float b) { return a + b; }, sum, input<T>(ctx, "_add_to_output"));
+  map(
+      shape_of(ctx, name).elem_cnt(), sum, [](float a, float b) { return a + b; }, sum,
+      input<T>(ctx, "_add_to_output"));
 }
 
 // An operator that computes `result`, and the names it has for the tensors of the convolution, or
 // their gradients, in the order of ConvRole.
 struct ConvOperator {
-  const char* op;
+  std::string op;
   ConvRole result;
   const char* names[3];
   // Of one layout: activations (N, H, W, C) and weights in the standard order (O, C / groups, h,
@@ -80,66 +79,53 @@ struct ConvOperator {
 };
 
 template <typename T>
-class ConvKernel final : public Kernel {
- public:
-  explicit ConvKernel(const ConvOperator& op) : op_(op) {}
-
- private:
-  void Compute(Context* ctx) const override {
-    const ThreadScope threads;
-    ConvGeometry geometry(ctx, op_.names[kConvIn], op_.names[kConvOut], kConvType<T>,
-                          op_.standard_weights || is_channels_last(ctx));
-    if (op_.standard_weights) { geometry.weights_channels_last = false; }
-    run_or_throw([&] { return geometry.describe(op_.op); }, [&] { run(ctx, geometry); });
-    add_to_output<T>(ctx, op_.names[op_.result]);
+void run_conv(Context* ctx, const ConvOperator& op, const ConvGeometry& geometry) {
+  ConvCall call{op.result};
+  std::transform(op.names, op.names + 3, call.data,
+                 [&](const char* name) { return data_of(ctx, name); });
+  std::vector<float> bias;
+  if (const T* values = input_or_null<T>(ctx, "bias")) {
+    bias.resize(geometry.out[1]);
+    std::transform(values, values + bias.size(), bias.begin(),
+                   [](T value) { return to_float(value); });
   }
-
-  void run(Context* ctx, const ConvGeometry& geometry) const {
-    ConvCall call{op_.result};
-    std::transform(op_.names, op_.names + 3, call.data,
-                   [&](const char* name) { return data_of(ctx, name); });
-    std::vector<float> bias;
-    if (const T* values = input_or_null<T>(ctx, "bias")) {
-      bias.resize(geometry.out[1]);
-      std::transform(values, values + bias.size(), bias.begin(),
-                     [](T value) { return to_float(value); });
-    }
-    call.bias = bias.data();
-    if (op_.result == kConvWeights) { call.bias = output_or_null<T>(ctx, "bias_grad"); }
-    if (geometry.is_empty()) { return fill_result<T>(geometry, call); }
-    if constexpr (std::is_same_v<T, float>) {
-      convolve(geometry, call);
-    } else {
-      convolve_bfloat16(geometry, call);
-    }
+  call.bias = bias.data();
+  if (op.result == kConvWeights) { call.bias = output_or_null<T>(ctx, "bias_grad"); }
+  if (geometry.is_empty()) { return fill_result<T>(geometry, call); }
+  if constexpr (std::is_same_v<T, float>) {
+    convolve(geometry, call);
+  } else {
+    convolve_bfloat16(geometry, call);
   }
-
-  const ConvOperator op_;
-};
+}
 
 template <typename T>
-void register_kernel(const ConvOperator& op) {
-  const auto create = [=] { return user_op::NewOpKernel<ConvKernel<T>>(op); };
-  KernelRegistration(registry(op.op, create, is_on_cpu(op.names[kConvIn], kDataType<T>)));
+void conv_kernel(Context* ctx, const ConvOperator& op) {
+  const ThreadScope threads;
+  ConvGeometry geometry(ctx, op.names[kConvIn], op.names[kConvOut], kConvType<T>,
+                        op.standard_weights || is_channels_last(ctx));
+  if (op.standard_weights) { geometry.weights_channels_last = false; }
+  run_or_throw([&] { return geometry.describe(op.op.c_str()); },
+               [&] { run_conv<T>(ctx, op, geometry); });
+  add_to_output<T>(ctx, op.names[op.result]);
 }
 
 const bool g_registered = [] {
+  const std::string channels_last = "oneflow_accel_channels_last_conv2d";
   const ConvOperator operators[] = {
       {"conv1d", kConvOut, {"in", "weight", "out"}},
       {"conv2d", kConvOut, {"in", "weight", "out"}},
       {"conv3d", kConvOut, {"in", "weight", "out"}},
       {"conv_data_grad", kConvIn, {"dx", "filter", "dy"}},
       {"conv_filter_grad", kConvWeights, {"x", "filter_diff", "dy"}},
-      {"oneflow_accel_channels_last_conv2d", kConvOut, {"in", "weight", "out"},
-       /*standard_weights=*/true},
-      {"oneflow_accel_channels_last_conv2d_data_grad", kConvIn, {"in_grad", "weight", "out_grad"},
-       /*standard_weights=*/true},
-      {"oneflow_accel_channels_last_conv2d_filter_grad", kConvWeights,
-       {"in", "weight_grad", "out_grad"}, /*standard_weights=*/true},
-  };
+      {channels_last, kConvOut, {"in", "weight", "out"}, true},
+      {channels_last + "_data_grad", kConvIn, {"in_grad", "weight", "out_grad"}, true},
+      {channels_last + "_filter_grad", kConvWeights, {"in", "weight_grad", "out_grad"}, true}};
   for (const ConvOperator& op : operators) {
-    register_kernel<float>(op);
-    register_kernel<Bfloat16>(op);
+    const auto typed = [&](auto zero) {
+      return [=](Context* ctx) { conv_kernel<decltype(zero)>(ctx, op); };
+    };
+    register_typed_kernels<float, Bfloat16>(typed, op.op.c_str(), op.names[kConvIn]);
   }
   return true;
 }();

@@ -14,14 +14,11 @@ template <typename T>
 constexpr dnnl::memory::data_type kConvType =
     sizeof(T) == sizeof(float) ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
 
-inline bool is_channels_last(user_op::KernelComputeContext* ctx) {
+inline bool is_channels_last(Context* ctx) {
   return ctx->Attr<std::string>("data_format") == "channels_last";
 }
 
-// The data of an argument, for a ConvCall.
-inline void* data_of(user_op::KernelComputeContext* ctx, const char* name) {
-  return ctx->Tensor4ArgNameAndIndex(name, 0)->mut_raw_dptr();
-}
+inline void* data_of(Context* ctx, const char* name) { return argument(ctx, name)->mut_raw_dptr(); }
 
 // A convolution of float32 tensors, or a gradient of one, by the fastest way there is, without what
 // a ConvCall may have after the bias. The caller holds a ThreadScope, and no size is 0.
@@ -51,14 +48,14 @@ class FloatCopy {
   explicit FloatCopy(int64_t n) : n_(n), data_(new float[n]) {}
   template <typename T>
   FloatCopy(const T* from, int64_t n) : FloatCopy(n) {
-    map(n, data(), [](float x) { return x; }, from);
+    convert(from, data(), n);
   }
 
   float* data() const { return data_.get(); }
 
   template <typename T>
   void round_to(T* to) const {
-    map(n_, to, [](float x) { return x; }, data());
+    convert(data(), to, n_);
   }
 
  private:

@@ -44,13 +44,13 @@ std::string text(const dims& sizes) {
 
 }  // namespace
 
-ConvGeometry::ConvGeometry(user_op::KernelComputeContext* ctx, const char* in_name,
-                           const char* out_name, dnnl::memory::data_type type, bool last)
+ConvGeometry::ConvGeometry(Context* ctx, const char* in_name, const char* out_name,
+                           dnnl::memory::data_type type, bool last)
     : channels_last(last),
       weights_channels_last(last),
       data_type(type),
-      in(logical_order(ctx->Tensor4ArgNameAndIndex(in_name, 0)->shape_view(), last)),
-      out(logical_order(ctx->Tensor4ArgNameAndIndex(out_name, 0)->shape_view(), last)),
+      in(logical_order(shape_of(ctx, in_name), last)),
+      out(logical_order(shape_of(ctx, out_name), last)),
       strides(to_dims(ctx->Attr<std::vector<int32_t>>("strides"))),
       dilation(to_dims(ctx->Attr<std::vector<int32_t>>("dilation_rate"))),
       padding(to_dims(ctx->Attr<std::vector<int32_t>>("padding_before"))) {
@@ -89,8 +89,7 @@ dnnl::memory::desc ConvGeometry::any_layout(const dims& sizes) const {
 
 KeyBuilder ConvGeometry::key(const char* operation) const {
   KeyBuilder key(operation);
-  key.add(channels_last ? 1 : 0).add(weights_channels_last ? 1 : 0);
-  key.add(static_cast<int64_t>(data_type));
+  key.add(channels_last, weights_channels_last, data_type);
   for (const dims* sizes : {&in, &out, &weights, &strides, &dilation, &padding}) {
     key.add_all(*sizes);
   }

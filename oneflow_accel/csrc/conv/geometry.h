@@ -26,8 +26,8 @@ struct ConvGeometry {
 
   // From the attributes that conv1d to conv3d and their gradients share; `in` and `out` name the
   // arguments that have the shapes of the convolution's input and output.
-  ConvGeometry(user_op::KernelComputeContext* ctx, const char* in, const char* out,
-               dnnl::memory::data_type type, bool channels_last);
+  ConvGeometry(Context* ctx, const char* in, const char* out, dnnl::memory::data_type type,
+               bool channels_last);
 
   int64_t groups() const { return weights[0]; }
   bool is_pointwise() const;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "attention/buffer.h"
+#include "attention/block_product.h"
 #include "common/threads.h"
 #include "conv/planes.h"
 #include "conv/shifted_products.h"
@@ -103,7 +103,6 @@ std::vector<int64_t> kernel_offsets(const GroupedShape& s, int64_t plane) {
   return offsets;
 }
 
-// Image n of a tensor of such images.
 template <typename T>
 ImageView<T> image(const GroupedShape& s, const GroupedImages& of, T* data, int64_t n) {
   const int64_t channels = s.groups * of.channels;

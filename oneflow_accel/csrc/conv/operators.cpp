@@ -62,24 +62,16 @@ Maybe<Shape> infer_conv2d(user_op::InferContext* ctx, const std::string& name, b
   return Shape(out);
 }
 
-// Images do not know of each other; weights are the same for all, their gradients sums over them.
-Maybe<void> split_images(user_op::SbpContext* ctx) {
-  split_all_but(ctx, 0, [](const std::string& name) {
-    return name.find("weight") == 0 || name.find("bias") == 0;
-  });
-  return Maybe<void>::Ok();
-}
-
-// What an operator is registered with; it registers when it is made.
-using OpRegistration = user_op::UserOpRegisterTrigger<user_op::OpRegistry>;
-
-// The operator `name` with the attributes of a convolution, which splits along the images.
-user_op::OpRegistry conv2d_operator(const std::string& name) {
-  return user_op::UserOpRegistryMgr::Get()
-      .CheckAndGetOpRegistry(name)
+// The operator `name` with the attributes of a convolution. Images do not know of each other;
+// weights are the same for all, their gradients sums over them.
+user_op::OpRegistry conv2d_operator(const std::string& name, const char* inputs,
+                                    const char* outputs,
+                                    const user_op::TensorDescInferFn& infer_shapes,
+                                    const user_op::DataTypeInferFn& infer_types) {
+  return new_operator(name, inputs, outputs, infer_shapes, infer_types,
+                      split_first_axis("weight bias"))
       .Attr<Sizes>("kernel_size").Attr<Sizes>("strides").Attr<Sizes>("padding_before")
-      .Attr<Sizes>("dilation_rate").Attr<int32_t>("groups")
-      .SetGetSbpFn(split_images);
+      .Attr<Sizes>("dilation_rate").Attr<int32_t>("groups");
 }
 
 // oneflow_accel_conv2d, for inference: y = f(conv2d(in, weight) + bias + summand), where
@@ -109,18 +101,16 @@ Maybe<void> infer_fused_types(user_op::InferContext* ctx) {
   return infer_one_dtype(ctx, "oneflow_accel_conv2d", {"bias"});
 }
 
-const OpRegistration g_fused =
-    conv2d_operator("oneflow_accel_conv2d")
-        .Input("in").Input("weight").OptionalInput("bias").OptionalInput("summand").Output("out")
+const NewOperator g_fused =
+    conv2d_operator("oneflow_accel_conv2d", "in weight bias? summand?", "out", infer_fused_shape,
+                    infer_fused_types)
         .Attr<std::string>("data_format").Attr<std::string>("activation")
         // Whose weights they are (see kept_weights.h); 0 where no copy is kept.
-        .Attr<int64_t>("owner")
-        .NoGrad()
-        .SetTensorDescInferFn(infer_fused_shape).SetDataTypeInferFn(infer_fused_types);
+        .Attr<int64_t>("owner").NoGrad();
 
 // oneflow_accel_channels_last_conv2d and its gradients: activations (N, H, W, C) and weights in the
 // standard order (O, C / groups, h, w).
-const char* const kName = "oneflow_accel_channels_last_conv2d";
+const std::string kName = "oneflow_accel_channels_last_conv2d";
 
 Maybe<void> infer_shapes(user_op::InferContext* ctx) {
   const Shape out = *JUST(infer_conv2d(ctx, kName, /*channels_last=*/true,
@@ -130,33 +120,19 @@ Maybe<void> infer_shapes(user_op::InferContext* ctx) {
                                  << " is needed, not " << ctx->InputShape("out_grad", 0).ToString();
   }
   if (ctx->has_output("out", 0)) { describe_output(ctx, "out", out); }
-  if (ctx->has_output("in_grad", 0)) {
-    describe_output(ctx, "in_grad", ctx->InputShape("in", 0));
+  if (ctx->has_output("bias_grad", 0)) {
+    describe_output(ctx, "bias_grad", Shape({ctx->InputShape("weight", 0).At(0)}));
   }
-  if (ctx->has_output("weight_grad", 0)) {
-    const Shape& weight = ctx->InputShape("weight", 0);
-    describe_output(ctx, "weight_grad", weight);
-    describe_output(ctx, "bias_grad", Shape({weight.At(0)}));
-  }
-  return Maybe<void>::Ok();
+  return describe_gradients(ctx);
 }
 
-Maybe<void> infer_types(user_op::InferContext* ctx) { return infer_one_dtype(ctx, kName); }
+const auto kTypes = one_dtype(kName);
 
-const OpRegistration g_forward =
-    conv2d_operator(kName)
-        .Input("in").Input("weight").OptionalInput("bias").Output("out")
-        .SetTensorDescInferFn(infer_shapes).SetDataTypeInferFn(infer_types);
-
-const OpRegistration g_data_grad =
-    conv2d_operator("oneflow_accel_channels_last_conv2d_data_grad")
-        .Input("out_grad").Input("in").Input("weight").Output("in_grad")
-        .SetTensorDescInferFn(infer_shapes).SetDataTypeInferFn(infer_types);
-
-const OpRegistration g_filter_grad =
-    conv2d_operator("oneflow_accel_channels_last_conv2d_filter_grad")
-        .Input("out_grad").Input("in").Input("weight").Output("weight_grad").Output("bias_grad")
-        .SetTensorDescInferFn(infer_shapes).SetDataTypeInferFn(infer_types);
+const NewOperator g_operators[] = {
+    conv2d_operator(kName, "in weight bias?", "out", infer_shapes, kTypes),
+    conv2d_operator(kName + "_data_grad", "out_grad in weight", "in_grad", infer_shapes, kTypes),
+    conv2d_operator(kName + "_filter_grad", "out_grad in weight", "weight_grad bias_grad",
+                    infer_shapes, kTypes)};
 
 // The shape rule of conv_filter_grad. OneFlow 0.9.0 refuses groups > 1 with data_format
 // channels_last there, though its conv2d takes them: a grouped convolution in NHWC could not be

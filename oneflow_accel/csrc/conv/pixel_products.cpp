@@ -1,4 +1,4 @@
-#include "conv/pixel_products.h"
+#include "conv/primitive.h"
 
 #include <algorithm>
 

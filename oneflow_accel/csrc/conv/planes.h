@@ -20,7 +20,6 @@ struct ImageView {
   bool channels_last;
 };
 
-// How the pixels of a plane lie.
 struct PlaneLayout {
   int64_t first;  // Of pixel (0, 0).
   int64_t row;    // Floats from one row to the next.
@@ -29,8 +28,8 @@ struct PlaneLayout {
 
 // Rows of one plane between two layouts.
 template <typename From, typename To>
-void copy_rows(const From* from, int64_t from_row, int64_t height, int64_t width, float addend,
-               To* to, int64_t to_row) {
+void copy_plane(const From* from, int64_t from_row, int64_t height, int64_t width, float addend,
+                To* to, int64_t to_row) {
   for (int64_t y = 0; y < height; ++y) {
     const From* source = from + y * from_row;
     To* target = to + y * to_row;
@@ -181,8 +180,8 @@ void load_transposed(const ImageView<const T>& image, int64_t channel, int64_t c
   float* dense = dense_planes(count, pixels);
   transpose_values(image.data + channel, image.channels, dense, size, pixels, count);
   for (int64_t c = 0; c < count; ++c) {
-    copy_rows(dense + c * size, image.width, image.height, image.width, 0.0F,
-              planes + c * layout.size + layout.first, layout.row);
+    copy_plane(dense + c * size, image.width, image.height, image.width, 0.0F,
+               planes + c * layout.size + layout.first, layout.row);
   }
 }
 
@@ -193,8 +192,8 @@ void store_transposed(const float* planes, const PlaneLayout& layout, int64_t ch
   const int64_t size = dense_size(pixels);
   float* dense = dense_planes(count, pixels);
   for (int64_t c = 0; c < count; ++c) {
-    copy_rows(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
-              bias == nullptr ? 0.0F : bias[channel + c], dense + c * size, image.width);
+    copy_plane(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
+               bias == nullptr ? 0.0F : bias[channel + c], dense + c * size, image.width);
   }
   transpose_values(dense, size, image.data + channel, image.channels, count, pixels);
 }
@@ -210,8 +209,8 @@ void load_planes(const ImageView<const T>& image, int64_t channel, int64_t count
   }
   const int64_t pixels = image.height * image.width;
   for (int64_t c = 0; c < count; ++c) {
-    copy_rows(image.data + (channel + c) * pixels, image.width, image.height, image.width, 0.0F,
-              planes + c * layout.size + layout.first, layout.row);
+    copy_plane(image.data + (channel + c) * pixels, image.width, image.height, image.width, 0.0F,
+               planes + c * layout.size + layout.first, layout.row);
   }
 }
 
@@ -224,9 +223,9 @@ void store_planes(const float* planes, const PlaneLayout& layout, int64_t channe
   }
   const int64_t pixels = image.height * image.width;
   for (int64_t c = 0; c < count; ++c) {
-    copy_rows(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
-              bias == nullptr ? 0.0F : bias[channel + c], image.data + (channel + c) * pixels,
-              image.width);
+    copy_plane(planes + c * layout.size + layout.first, layout.row, image.height, image.width,
+               bias == nullptr ? 0.0F : bias[channel + c], image.data + (channel + c) * pixels,
+               image.width);
   }
 }
 

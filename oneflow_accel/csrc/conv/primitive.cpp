@@ -199,12 +199,9 @@ struct ConvPrimitive {
 
 // Null where oneDNN has none.
 const ConvPrimitive* find_primitive(const ConvGeometry& geometry, const ConvCall& call) {
-  const KeyBuilder key = geometry.key("convolution")
-                             .add(static_cast<int64_t>(call.result))
-                             .add(call.inference ? 1 : 0)
-                             .add(call.bias != nullptr ? 1 : 0)
-                             .add(call.summand != nullptr ? 1 : 0)
-                             .add(static_cast<int64_t>(call.activation));
+  KeyBuilder key = geometry.key("convolution");
+  key.add(call.result, call.inference, call.bias != nullptr, call.summand != nullptr,
+          call.activation);
   const auto& found = PrimitiveCache<std::optional<ConvPrimitive>>::get_or_create(key.str(), [&] {
     const auto desc = conv_desc(geometry, call);
     return desc ? std::make_optional<ConvPrimitive>(geometry, desc, call.result) : std::nullopt;

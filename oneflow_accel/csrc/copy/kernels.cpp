@@ -9,13 +9,6 @@ namespace oneflow_accel {
 
 namespace {
 
-using Context = user_op::KernelComputeContext;
-
-template <void (*move)(Context*)>
-class MoveKernel final : public Kernel {
-  void Compute(Context* ctx) const override { move(ctx); }
-};
-
 // Copies to the whole of `out`; strides(k) is how far apart the elements of its axis k are in `in`.
 template <typename Strides>
 void copy_to_all(const user_op::Tensor& in, user_op::Tensor* out, const Strides& strides) {
@@ -30,24 +23,22 @@ void copy_to_all(const user_op::Tensor& in, user_op::Tensor* out, const Strides&
 // What OneFlow emits in eager mode before an operator reads a view (permute, chunk, slice, expand),
 // and for Tensor.contiguous().
 void to_contiguous(Context* ctx) {
-  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
-  copy_to_all(*in, ctx->Tensor4ArgNameAndIndex("out", 0),
-              [in](std::size_t k) { return in->stride().at(k); });
+  const auto* in = argument(ctx, "in");
+  copy_to_all(*in, argument(ctx, "out"), [in](std::size_t k) { return in->stride().at(k); });
 }
 
 // permute and transpose in an nn.Graph, where OneFlow has no views.
 void transpose(Context* ctx) {
-  const auto* in = ctx->Tensor4ArgNameAndIndex("input", 0);
+  const auto* in = argument(ctx, "input");
   const auto& perm = ctx->Attr<std::vector<int32_t>>("perm");
   const auto from = contiguous_strides(in->shape_view());
-  copy_to_all(*in, ctx->Tensor4ArgNameAndIndex("output", 0),
-              [&](std::size_t k) { return from[perm[k]]; });
+  copy_to_all(*in, argument(ctx, "output"), [&](std::size_t k) { return from[perm[k]]; });
 }
 
 // Repeats dimensions of size 1, where OneFlow cannot return a view (in an nn.Graph).
 void expand(Context* ctx) {
-  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
-  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+  const auto* in = argument(ctx, "in");
+  auto* out = argument(ctx, "out");
   const auto& shape = in->shape_view();
   const auto from = contiguous_strides(shape);
   // Dimensions are matched from the last one on; the leading ones are new.
@@ -60,7 +51,7 @@ void expand(Context* ctx) {
 
 // The gradient of sums and means, repeated along the axes that they went over.
 void broadcast_like(Context* ctx) {
-  auto* y = ctx->Tensor4ArgNameAndIndex("y", 0);
+  auto* y = argument(ctx, "y");
   const auto& axes = ctx->Attr<std::vector<int32_t>>("broadcast_axes");
   const int64_t rank = y->shape_view().NumAxes();
   // No axis stands for all of them. x may have these as axes of size 1, or not at all.
@@ -73,14 +64,13 @@ void broadcast_like(Context* ctx) {
     from[k] = stride;
     stride *= y->shape_view().At(k);
   }
-  copy_to_all(*ctx->Tensor4ArgNameAndIndex("x", 0), y, [&](std::size_t k) { return from[k]; });
+  copy_to_all(*argument(ctx, "x"), y, [&](std::size_t k) { return from[k]; });
 }
 
 // Takes both tensors as matrices whose rows are the dimensions before `axis`. The one of fewer
 // columns is copied, or written, whole, the other from `first` of that axis on. Returns how much of
 // the axis that was.
-int64_t copy_columns(const user_op::Tensor& in, user_op::Tensor* out, int64_t axis,
-                     int64_t first) {
+int64_t copy_columns(const user_op::Tensor& in, user_op::Tensor* out, int64_t axis, int64_t first) {
   const int64_t from = in.shape_view().Count(axis);
   const int64_t to = out->shape_view().Count(axis);
   const auto& narrow = from < to ? in.shape_view() : out->shape_view();
@@ -94,8 +84,8 @@ int64_t copy_columns(const user_op::Tensor& in, user_op::Tensor* out, int64_t ax
 void concat(Context* ctx) {
   int64_t first = 0;
   for (const auto& [name, index] : ctx->inputs()) {
-    first += copy_columns(*ctx->Tensor4ArgNameAndIndex(name, index),
-                          ctx->Tensor4ArgNameAndIndex("out", 0), ctx->Attr<int64_t>("axis"), first);
+    first += copy_columns(*argument(ctx, name, index), argument(ctx, "out"),
+                          ctx->Attr<int64_t>("axis"), first);
   }
 }
 
@@ -103,30 +93,28 @@ void concat(Context* ctx) {
 void split_like(Context* ctx) {
   int64_t first = 0;
   for (const auto& [name, index] : ctx->outputs()) {
-    first += copy_columns(*ctx->Tensor4ArgNameAndIndex("in", 0),
-                          ctx->Tensor4ArgNameAndIndex(name, index), ctx->Attr<int64_t>("axis"),
-                          first);
+    first += copy_columns(*argument(ctx, "in"), argument(ctx, name, index),
+                          ctx->Attr<int64_t>("axis"), first);
   }
 }
 
 // A range of one dimension.
 void narrow(Context* ctx) {
-  copy_columns(*ctx->Tensor4ArgNameAndIndex("in", 0), ctx->Tensor4ArgNameAndIndex("out", 0),
-               ctx->Attr<int64_t>("dim"), ctx->Attr<int64_t>("start"));
+  copy_columns(*argument(ctx, "in"), argument(ctx, "out"), ctx->Attr<int64_t>("dim"),
+               ctx->Attr<int64_t>("start"));
 }
 
 void narrow_grad(Context* ctx) {
-  auto* dx = ctx->Tensor4ArgNameAndIndex("dx", 0);
+  auto* dx = argument(ctx, "dx");
   zero_fill(dx);
-  copy_columns(*ctx->Tensor4ArgNameAndIndex("dy", 0), dx, ctx->Attr<int64_t>("dim"),
-               ctx->Attr<int64_t>("start"));
+  copy_columns(*argument(ctx, "dy"), dx, ctx->Attr<int64_t>("dim"), ctx->Attr<int64_t>("start"));
 }
 
 // Other shapes of the same data, in an nn.Graph; and what OneFlow's autograd keeps a gradient with,
 // at every backward pass a copy of the gradients of all parameters.
 void identity(Context* ctx) {
-  const auto* in = ctx->Tensor4ArgNameAndIndex("in", 0);
-  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
+  const auto* in = argument(ctx, "in");
+  auto* out = argument(ctx, "out");
   // The gradient of an empty tensor is zero.
   if (in->shape_view().elem_cnt() == 0) { return zero_fill(out); }
   // In nn.Graph they may be one buffer.
@@ -138,36 +126,28 @@ void identity(Context* ctx) {
 // pages.
 template <typename T>
 void constant(Context* ctx) {
-  auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-  const T value = ctx->Attr<bool>("is_floating_value")
-                      ? static_cast<T>(ctx->Attr<double>("floating_value"))
-                      : static_cast<T>(ctx->Attr<int64_t>("integer_value"));
+  auto* out = argument(ctx, "out");
+  const T value = scalar_attr<T>(ctx, "value");
   T* to = out->mut_dptr<T>();
   parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
     std::fill(to + begin, to + end, value);
   });
 }
 
-void zero_like(Context* ctx) { zero_fill(ctx->Tensor4ArgNameAndIndex("out", 0)); }
+void zero_like(Context* ctx) { zero_fill(argument(ctx, "out")); }
 
-REGISTER_KERNEL("to_contiguous", make<MoveKernel<to_contiguous>>, is_movable_on_cpu("in"));
-REGISTER_KERNEL("transpose", make<MoveKernel<transpose>>, is_movable_on_cpu("output"));
-REGISTER_KERNEL("expand", make<MoveKernel<expand>>, is_movable_on_cpu("in"));
-REGISTER_KERNEL("broadcast_like", make<MoveKernel<broadcast_like>>, is_movable_on_cpu("y"));
-REGISTER_KERNEL("concat", make<MoveKernel<concat>>, is_movable_on_cpu("out"));
-REGISTER_KERNEL("split_like", make<MoveKernel<split_like>>, is_movable_on_cpu("in"));
-REGISTER_KERNEL("narrow", make<MoveKernel<narrow>>, is_movable_on_cpu("in"));
-REGISTER_KERNEL("narrow_grad", make<MoveKernel<narrow_grad>>, is_movable_on_cpu("dy"));
-const auto kKept = in_place("out", "in", /*changes=*/false);
-REGISTER_KERNEL("identity", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
-REGISTER_KERNEL("reshape", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
-REGISTER_KERNEL("reshape_like", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
-REGISTER_KERNEL("squeeze", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
-REGISTER_KERNEL("expand_dims", make<MoveKernel<identity>>, is_movable_on_cpu("in"), kKept);
-template <typename T>
-using ConstantKernel = MoveKernel<constant<T>>;
-REGISTER_KERNELS(ConstantKernel, float, double, int64_t)("constant", "out");
-REGISTER_KERNEL("zero_like", make<MoveKernel<zero_like>>, is_movable_on_cpu("out"));
+REGISTER_KERNEL("to_contiguous", kernel(to_contiguous), is_movable_on_cpu("in"));
+REGISTER_KERNEL("transpose", kernel(transpose), is_movable_on_cpu("output"));
+REGISTER_KERNEL("expand", kernel(expand), is_movable_on_cpu("in"));
+REGISTER_KERNEL("broadcast_like", kernel(broadcast_like), is_movable_on_cpu("y"));
+REGISTER_KERNEL("concat", kernel(concat), is_movable_on_cpu("out"));
+REGISTER_KERNEL("split_like", kernel(split_like), is_movable_on_cpu("in"));
+REGISTER_KERNEL("narrow", kernel(narrow), is_movable_on_cpu("in"));
+REGISTER_KERNEL("narrow_grad", kernel(narrow_grad), is_movable_on_cpu("dy"));
+REGISTER_KERNEL("identity reshape reshape_like squeeze expand_dims", kernel(identity),
+                is_movable_on_cpu("in"), in_place("out", "in", /*changes=*/false));
+REGISTER_TYPED_KERNELS((float, double, int64_t), constant, "constant", "out");
+REGISTER_KERNEL("zero_like", kernel(zero_like), is_movable_on_cpu("out"));
 
 }  // namespace
 

@@ -103,7 +103,6 @@ void copy_run(const T* from, int64_t from_stride, T* to, int64_t to_stride, int6
   }
 }
 
-// Copies runs along the last dimension.
 template <typename T>
 void copy_runs(std::vector<CopyDim> dims, const T* source, T* destination) {
   const CopyDim run = dims.back();

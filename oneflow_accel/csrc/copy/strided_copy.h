@@ -46,7 +46,6 @@ inline void zero_fill(user_op::Tensor* tensor) {
   zero_fill(tensor->mut_raw_dptr(), bytes_of(*tensor));
 }
 
-// Strides of a contiguous tensor of this shape.
 inline std::vector<int64_t> contiguous_strides(const ::oneflow::ShapeView& shape) {
   std::vector<int64_t> strides(shape.NumAxes(), 1);
   for (int64_t k = shape.NumAxes() - 2; k >= 0; --k) {

@@ -8,7 +8,7 @@
 #include "common/bfloat16.h"
 #include "common/oneflow.h"
 #include "common/threads.h"
-#include "elementwise/operand.h"
+#include "elementwise/map.h"
 
 namespace oneflow_accel {
 
@@ -24,6 +24,29 @@ struct Rows {
   bool b_is_scalar;
 };
 
+// out = operation(a, b). One loop for each way in which operands lie in a row, so that each is
+// vector code. The output may be one of the operands.
+template <typename Operation, typename T, typename Out>
+void for_rows(Operation operation, const T* a, const T* b, Out* out, const Rows& rows) {
+  const int64_t n = rows.length;
+  for (int64_t r = 0; r < rows.count; ++r, a += rows.a_row, b += rows.b_row, out += n) {
+    if (rows.b_is_scalar) {
+      const float y = to_float(*b);
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) { out[i] = from_float<Out>(operation(to_float(a[i]), y)); }
+    } else if (rows.a_is_scalar) {
+      const float x = to_float(*a);
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) { out[i] = from_float<Out>(operation(x, to_float(b[i]))); }
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) {
+        out[i] = from_float<Out>(operation(to_float(a[i]), to_float(b[i])));
+      }
+    }
+  }
+}
+
 // Shapes that broadcast, in as few dimensions as they can be described in: dimensions of one
 // element are left out, and neighbors that broadcast alike are one.
 class Broadcast {
@@ -37,11 +60,11 @@ class Broadcast {
       prepend(a_extent == 1 ? b_extent : a_extent, a_extent != 1, b_extent != 1);
     }
   }
-  // a of (outer, n, inner), b of (n,).
-  Broadcast(int64_t outer, int64_t n, int64_t inner) {
-    prepend(inner, true, false);
-    prepend(n, true, true);
-    prepend(outer, true, false);
+  // b lies along one axis of a.
+  Broadcast(const ::oneflow::ShapeView& a, int32_t axis) {
+    prepend(a.Count(axis + 1), true, false);
+    prepend(a.At(axis), true, true);
+    prepend(a.Count(0, axis), true, false);
   }
 
   // Calls fn(a, b, out, rows) for all rows, in parallel, with pointers to the first of them. `out`
@@ -61,7 +84,7 @@ class Broadcast {
   // Cuts the elements [begin, end) of the output into rows and calls
   // fn(offset in the output, offset in a, offset in b, rows) for each run of them.
   template <typename Fn>
-  void for_blocks(int64_t begin, int64_t end, const Fn& fn) const {
+  ONEFLOW_ACCEL_INLINE void for_blocks(int64_t begin, int64_t end, const Fn& fn) const {
     const Dimension& inner = dims_[0];
     const Dimension& outer = dims_[1];
     while (begin < end) {
@@ -101,7 +124,6 @@ class Broadcast {
     int64_t b_stride = 0;
   };
 
-  // Adds a dimension in front.
   void prepend(int64_t extent, bool a_varies, bool b_varies) {
     elements_ *= extent;
     if (extent == 1) { return; }

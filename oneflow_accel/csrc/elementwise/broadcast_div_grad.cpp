@@ -46,16 +46,13 @@ void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const T* d
   const int64_t parts = std::clamp<int64_t>(
       std::min(n / kGrainSize, n / y_elements), 1, kMostParts);
   auto* sums = scratch<double>(ScratchSlot::kReduction, parts * y_elements);
-  parallel_for(parts, 1, [&](int64_t first, int64_t last) {
-    for (int64_t part = first; part < last; ++part) {
-      double* part_sums = sums + part * y_elements;
-      std::fill_n(part_sums, y_elements, 0.0);
-      broadcast.for_blocks(
-          n * part / parts, n * (part + 1) / parts,
-          [&](int64_t begin, int64_t, int64_t y_offset, const Rows& rows) {
-            add_products(dz + begin, z + begin, part_sums + y_offset, rows);
-          });
-    }
+  for_each_block(parts, kGrainSize, [&](int64_t part) {
+    double* part_sums = sums + part * y_elements;
+    std::fill_n(part_sums, y_elements, 0.0);
+    broadcast.for_blocks(n * part / parts, n * (part + 1) / parts,
+                         [&](int64_t begin, int64_t, int64_t y_offset, const Rows& rows) {
+                           add_products(dz + begin, z + begin, part_sums + y_offset, rows);
+                         });
   });
   parallel_for(y_elements, kGrainSize, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -67,20 +64,18 @@ void reduced_div_grad(const Broadcast& broadcast, int64_t y_elements, const T* d
 }
 
 template <typename T>
-class BroadcastDivGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto& y = ctx->Tensor4ArgNameAndIndex("y", 0)->shape_view();
-    const Broadcast broadcast(ctx->Tensor4ArgNameAndIndex("z", 0)->shape_view(), y);
-    if (broadcast.elements() != y.elem_cnt()) {
-      return reduced_div_grad(broadcast, y.elem_cnt(), input<T>(ctx, "dz"),
-                              input<T>(ctx, "z"), input<T>(ctx, "y"), output<T>(ctx, "dy"));
-    }
-    // y was not broadcast.
-    map<T>(ctx, "dy", [](float a, float b, float c) { return -(a * b) / c; }, "dz", "z", "y");
+void broadcast_div_grad_kernel(Context* ctx) {
+  const auto& y = shape_of(ctx, "y");
+  const Broadcast broadcast(shape_of(ctx, "z"), y);
+  if (broadcast.elements() != y.elem_cnt()) {
+    return reduced_div_grad(broadcast, y.elem_cnt(), input<T>(ctx, "dz"), input<T>(ctx, "z"),
+                            input<T>(ctx, "y"), output<T>(ctx, "dy"));
   }
-};
+  // y was not broadcast.
+  map<T>(ctx, "dy", [](float a, float b, float c) { return -(a * b) / c; }, "dz", "z", "y");
+}
 
-REGISTER_KERNELS(BroadcastDivGradKernel, float, Bfloat16)("broadcast_div_grad", "dy");
+REGISTER_KERNELS(broadcast_div_grad_kernel, "broadcast_div_grad", "dy");
 
 }  // namespace
 

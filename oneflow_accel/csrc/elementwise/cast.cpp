@@ -19,37 +19,29 @@ ONEFLOW_ACCEL_INLINE To converted(From x) {
 }
 
 template <typename From, typename To>
-class CastKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-    // A bool is a byte of 0 or 1.
-    const auto* x = static_cast<const From*>(ctx->Tensor4ArgNameAndIndex("in", 0)->raw_dptr());
-    auto* y = static_cast<To*>(out->mut_raw_dptr());
-    parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
+void cast_kernel(Context* ctx) {
+  auto* out = argument(ctx, "out");
+  // A bool is a byte of 0 or 1.
+  const auto* x = static_cast<const From*>(argument(ctx, "in")->raw_dptr());
+  auto* y = static_cast<To*>(out->mut_raw_dptr());
+  parallel_for(out->shape_view().elem_cnt(), kGrainSize, [=](int64_t begin, int64_t end) {
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) { y[i] = converted<To>(x[i]); }
-    });
-  }
-};
-
-template <typename From, typename To>
-KernelRegistration cast_kernel(DataType from = kDataType<From>) {
-  return KernelRegistration(
-      registry("cast", make<CastKernel<From, To>>,
-               is_on_cpu("out", kDataType<To>) && (user_op::HobDataType("in", 0) == from)));
+    for (int64_t i = begin; i < end; ++i) { y[i] = converted<To>(x[i]); }
+  });
 }
 
-const KernelRegistration g_casts[] = {
-    cast_kernel<double, float>(),
-    cast_kernel<int64_t, float>(),
-    cast_kernel<int32_t, float>(),
-    cast_kernel<int8_t, float>(),
-    cast_kernel<uint8_t, float>(),
-    cast_kernel<uint8_t, float>(::oneflow::kBool),
-    cast_kernel<Bfloat16, float>(),
-    cast_kernel<float, double>(),
-    cast_kernel<float, Bfloat16>(),
-};
+template <typename From, typename To>
+bool register_cast(DataType from = kDataType<From>) {
+  return register_kernels("cast", kernel(cast_kernel<From, To>),
+                          is_on_cpu("out", kDataType<To>) && is_on_cpu("in", from));
+}
+
+const bool g_casts[] = {
+    register_cast<double, float>(),   register_cast<int64_t, float>(),
+    register_cast<int32_t, float>(),  register_cast<int8_t, float>(),
+    register_cast<uint8_t, float>(),  register_cast<uint8_t, float>(::oneflow::kBool),
+    register_cast<Bfloat16, float>(), register_cast<float, double>(),
+    register_cast<float, Bfloat16>()};
 
 }  // namespace
 

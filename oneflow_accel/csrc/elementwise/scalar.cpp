@@ -12,25 +12,16 @@ namespace oneflow_accel {
 
 namespace {
 
-double scalar_operand(const user_op::KernelComputeContext* ctx) {
+double scalar_operand(const Context* ctx) {
   return ctx->Attr<bool>("has_int_operand") ? static_cast<double>(ctx->Attr<int64_t>("int_operand"))
                                             : ctx->Attr<double>("float_operand");
 }
 
 template <typename T, typename Operation>
-class ScalarKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto y = static_cast<float>(scalar_operand(ctx));
-    map<T>(ctx, "out", [=](float x) { return Operation()(x, y); }, "in");
-  }
-};
-
-template <typename T>
-using ScalarAddKernel = ScalarKernel<T, std::plus<float>>;
-template <typename T>
-using ScalarMulKernel = ScalarKernel<T, std::multiplies<float>>;
-template <typename T>
-using ScalarDivKernel = ScalarKernel<T, std::divides<float>>;
+void scalar_kernel(Context* ctx) {
+  const auto y = static_cast<float>(scalar_operand(ctx));
+  map<T>(ctx, "out", [=](float x) { return Operation()(x, y); }, "in");
+}
 
 // Calls fn(power) with power(x) = x^e. The exponents that models use (squares, cubes, roots) are
 // vector code, the others one call of std::pow per element.
@@ -58,31 +49,35 @@ void with_power(double e, const Fn& fn) {
 }
 
 template <typename T>
-class ScalarPowKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    with_power(scalar_operand(ctx), [=](auto power) { map<T>(ctx, "out", power, "in"); });
-  }
-};
+void scalar_pow_kernel(Context* ctx) {
+  with_power(scalar_operand(ctx), [=](auto power) { map<T>(ctx, "out", power, "in"); });
+}
 
 // dx = dy e x^(e - 1).
 template <typename T>
-class ScalarPowGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const double exponent = scalar_operand(ctx);
-    // At x = 0 as well.
-    if (exponent == 0.0) { return map<T>(ctx, "dx", [](float) { return 0.0F; }, "x"); }
-    with_power(exponent - 1.0, [=](auto power) {
-      const auto scale = static_cast<float>(exponent);
-      map<T>(ctx, "dx", [=](float x, float dy) { return power(x) * (scale * dy); }, "x", "dy");
-    });
+void scalar_pow_grad_kernel(Context* ctx) {
+  const double exponent = scalar_operand(ctx);
+  // At x = 0 as well.
+  if (exponent == 0.0) {
+    return map<T>(ctx, "dx", [](float) { return 0.0F; }, "x");
   }
-};
+  with_power(exponent - 1.0, [=](auto power) {
+    const auto scale = static_cast<float>(exponent);
+    map<T>(ctx, "dx", [=](float x, float dy) { return power(x) * (scale * dy); }, "x", "dy");
+  });
+}
 
-REGISTER_KERNELS(ScalarAddKernel, float, Bfloat16)("scalar_add", "out", in_place("out", "in"));
-REGISTER_KERNELS(ScalarMulKernel, float, Bfloat16)("scalar_mul", "out", in_place("out", "in"));
-REGISTER_KERNELS(ScalarDivKernel, float, Bfloat16)("scalar_div", "out", in_place("out", "in"));
-REGISTER_KERNELS(ScalarPowKernel, float, Bfloat16)("scalar_pow", "out", in_place("out", "in"));
-REGISTER_KERNELS(ScalarPowGradKernel, float, Bfloat16)("scalar_pow_grad", "dx");
+template <typename Operation>
+bool register_scalar(const char* op) {
+  const auto typed = [](auto zero) { return scalar_kernel<decltype(zero), Operation>; };
+  return register_typed_kernels<float, Bfloat16>(typed, op, "out", in_place("out", "in"));
+}
+const bool g_scalar[] = {register_scalar<std::plus<float>>("scalar_add"),
+                         register_scalar<std::multiplies<float>>("scalar_mul"),
+                         register_scalar<std::divides<float>>("scalar_div")};
+
+REGISTER_KERNELS(scalar_pow_kernel, "scalar_pow", "out", in_place("out", "in"));
+REGISTER_KERNELS(scalar_pow_grad_kernel, "scalar_pow_grad", "dx");
 
 }  // namespace
 

@@ -1,7 +1,6 @@
 // The operators of one or two inputs that have a formula for each element, float32 and bfloat16, and
 // their gradients, of which OneFlow hands some x and others y.
-#include "activation/gelu.h"
-#include "activation/silu.h"
+#include "activation/formulas.h"
 #include "elementwise/map.h"
 
 namespace oneflow_accel {

@@ -35,9 +35,8 @@ class BroadcastRows {
  public:
   // Throws where `part_name` cannot be broadcast to `whole_name`: OneFlow's operators compare the
   // last axes only, and a kernel that went on would read beyond the mask.
-  BroadcastRows(user_op::KernelComputeContext* ctx, const char* whole_name, const char* part_name)
-      : BroadcastRows(ctx->Tensor4ArgNameAndIndex(whole_name, 0)->shape_view(),
-                      ctx->Tensor4ArgNameAndIndex(part_name, 0)->shape_view()) {}
+  BroadcastRows(Context* ctx, const char* whole_name, const char* part_name)
+      : BroadcastRows(shape_of(ctx, whole_name), shape_of(ctx, part_name)) {}
 
   // Where the values of a row that starts at `first` in the whole start in the part.
   int64_t offset(int64_t first) const {
@@ -77,7 +76,7 @@ struct Dropout {
   const uint8_t* mask = nullptr;
   float scale = 1.0F;
 
-  Dropout(user_op::KernelComputeContext* ctx, const char* name, const char* scale_name) {
+  Dropout(Context* ctx, const char* name, const char* scale_name) {
     if (!ctx->has_input(name, 0)) { return; }
     softmax_name = "softmax_y";
     mask = random::mask_bytes(ctx, name);
@@ -114,126 +113,115 @@ struct Dropout {
 };
 
 template <typename T>
-class ScaleMaskSoftmaxKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowSet rows(ctx, "x");
-    const BroadcastRows mask_rows(ctx, "x", "mask");
-    const uint8_t* mask = random::mask_bytes(ctx, "mask");
-    const Dropout dropout(ctx, "dropout_mask", "dropout_scale_value");
-    const float scale = ctx->Attr<float>("scale_value");
-    const float fill = ctx->Attr<float>("mask_fill_value");
-    const T* in = input<T>(ctx, "x");
-    const T* bias = input_or_null<T>(ctx, "bias");
-    const BroadcastRows bias_rows(ctx, "x", bias == nullptr ? "x" : "bias");
-    T* softmax_y = output<T>(ctx, dropout.softmax_name);
-    T* y = output<T>(ctx, "y");
-    rows.for_each(kSoftmaxOperations, [&](int64_t, int64_t first) {
-      const auto x = row::values_of(in + first);
-      const uint8_t* seen = mask + mask_rows.offset(first);
-      const auto softmax = [&](const auto& scores) {
-        dropout.softmax(
-            first, rows.n, [=](int64_t i) { return choose(seen[i] != 0, scores(i) * scale, fill); },
-            softmax_y, y);
-      };
-      if (bias == nullptr) { return softmax(x); }
-      const T* of_row = bias + bias_rows.offset(first);
-      if (bias_rows.single_value()) {
-        const float value = to_float(*of_row);
-        return softmax([=](int64_t i) { return x(i) + value; });
-      }
-      softmax([=](int64_t i) { return x(i) + to_float(of_row[i]); });
-    });
-  }
-};
+void scale_mask_softmax_kernel(Context* ctx) {
+  const RowSet rows(ctx, "x");
+  const BroadcastRows mask_rows(ctx, "x", "mask");
+  const uint8_t* mask = random::mask_bytes(ctx, "mask");
+  const Dropout dropout(ctx, "dropout_mask", "dropout_scale_value");
+  const float scale = ctx->Attr<float>("scale_value");
+  const float fill = ctx->Attr<float>("mask_fill_value");
+  const T* in = input<T>(ctx, "x");
+  const T* bias = input_or_null<T>(ctx, "bias");
+  const BroadcastRows bias_rows(ctx, "x", bias == nullptr ? "x" : "bias");
+  T* softmax_y = output<T>(ctx, dropout.softmax_name);
+  T* y = output<T>(ctx, "y");
+  rows.for_each(kSoftmaxOperations, [&](int64_t, int64_t first) {
+    const auto x = row::values_of(in + first);
+    const uint8_t* seen = mask + mask_rows.offset(first);
+    const auto softmax = [&](const auto& scores) {
+      dropout.softmax(
+          first, rows.n, [=](int64_t i) { return choose(seen[i] != 0, scores(i) * scale, fill); },
+          softmax_y, y);
+    };
+    if (bias == nullptr) { return softmax(x); }
+    const T* of_row = bias + bias_rows.offset(first);
+    if (bias_rows.single_value()) {
+      const float value = to_float(*of_row);
+      return softmax([=](int64_t i) { return x(i) + value; });
+    }
+    softmax([=](int64_t i) { return x(i) + to_float(of_row[i]); });
+  });
+}
 
 template <typename T>
-class ScaleMaskSoftmaxGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowSet rows(ctx, "dy");
-    const BroadcastRows mask_rows(ctx, "dy", "mask");
-    const uint8_t* mask = random::mask_bytes(ctx, "mask");
-    const Dropout dropout(ctx, "dropout_mask", "dropout_scale_value");
-    const float scale = ctx->Attr<float>("scale_value");
-    const T* softmax_y = input<T>(ctx, dropout.softmax_name);
-    const T* dy = input<T>(ctx, "dy");
-    T* in_grad = output<T>(ctx, "dx");
-    rows.for_each(kSoftmaxOperations, [&](int64_t, int64_t first) {
-      const uint8_t* seen = mask + mask_rows.offset(first);
-      T* dx = in_grad + first;
-      dropout.softmax_grad(first, rows.n, softmax_y, dy, [=](int64_t i, float value) {
-        dx[i] = from_float<T>(choose(seen[i] != 0, value * scale, 0.0F));
-      });
+void scale_mask_softmax_grad_kernel(Context* ctx) {
+  const RowSet rows(ctx, "dy");
+  const BroadcastRows mask_rows(ctx, "dy", "mask");
+  const uint8_t* mask = random::mask_bytes(ctx, "mask");
+  const Dropout dropout(ctx, "dropout_mask", "dropout_scale_value");
+  const float scale = ctx->Attr<float>("scale_value");
+  const T* softmax_y = input<T>(ctx, dropout.softmax_name);
+  const T* dy = input<T>(ctx, "dy");
+  T* in_grad = output<T>(ctx, "dx");
+  rows.for_each(kSoftmaxOperations, [&](int64_t, int64_t first) {
+    const uint8_t* seen = mask + mask_rows.offset(first);
+    T* dx = in_grad + first;
+    dropout.softmax_grad(first, rows.n, softmax_y, dy, [=](int64_t i, float value) {
+      dx[i] = from_float<T>(choose(seen[i] != 0, value * scale, 0.0F));
     });
-  }
-};
+  });
+}
 
 template <typename T>
-class TrilSoftmaxKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowSet rows(ctx, "x");
-    const auto columns = columns_seen(ctx, "x");
-    const Dropout dropout(ctx, "mask", "mask_scale_value");
-    const float scale = ctx->Attr<float>("tril_scale_value");
-    const float fill = ctx->Attr<float>("tril_fill_value");
-    const T* in = input<T>(ctx, "x");
-    T* softmax_y = output<T>(ctx, "softmax_y");
-    T* y = output<T>(ctx, "y");
-    rows.for_each(kSoftmaxOperations, [&](int64_t row, int64_t first) {
-      const T* x = in + first;
-      const int64_t seen = columns(row);
-      const auto scaled = [=](int64_t i) { return to_float(x[i]) * scale; };
-      // So far below the largest element e^z is 0 in float32: the rest need not be computed.
-      constexpr float kNegligible = -105.0F;
-      if (fill - row::maximum_of(seen, scaled) < kNegligible) {
-        dropout.softmax(first, seen, scaled, softmax_y, y);
-        for (T* to : {softmax_y + first, y + first}) { std::fill(to + seen, to + rows.n, T{}); }
-      } else {
-        dropout.softmax(
-            first, rows.n, [=](int64_t i) { return choose(i < seen, scaled(i), fill); }, softmax_y,
-            y);
-      }
-    });
-  }
-};
+void tril_softmax_kernel(Context* ctx) {
+  const RowSet rows(ctx, "x");
+  const auto columns = columns_seen(ctx, "x");
+  const Dropout dropout(ctx, "mask", "mask_scale_value");
+  const float scale = ctx->Attr<float>("tril_scale_value");
+  const float fill = ctx->Attr<float>("tril_fill_value");
+  const T* in = input<T>(ctx, "x");
+  T* softmax_y = output<T>(ctx, "softmax_y");
+  T* y = output<T>(ctx, "y");
+  rows.for_each(kSoftmaxOperations, [&](int64_t row, int64_t first) {
+    const T* x = in + first;
+    const int64_t seen = columns(row);
+    const auto scaled = [=](int64_t i) { return to_float(x[i]) * scale; };
+    // So far below the largest element e^z is 0 in float32: the rest need not be computed.
+    constexpr float kNegligible = -105.0F;
+    if (fill - row::maximum_of(seen, scaled) < kNegligible) {
+      dropout.softmax(first, seen, scaled, softmax_y, y);
+      for (T* to : {softmax_y + first, y + first}) { std::fill(to + seen, to + rows.n, T{}); }
+    } else {
+      dropout.softmax(
+          first, rows.n, [=](int64_t i) { return choose(i < seen, scaled(i), fill); }, softmax_y,
+          y);
+    }
+  });
+}
 
 template <typename T>
-class TrilSoftmaxGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowSet rows(ctx, "dy");
-    const auto columns = columns_seen(ctx, "dy");
-    const Dropout dropout(ctx, "mask", "mask_scale_value");
-    const float scale = ctx->Attr<float>("tril_scale_value");
-    const T* softmax_y = input<T>(ctx, "softmax_y");
-    const T* dy = input<T>(ctx, "dy");
-    T* in_grad = output<T>(ctx, "dx");
-    rows.for_each(kSoftmaxOperations, [&](int64_t row, int64_t first) {
-      T* dx = in_grad + first;
-      const int64_t seen = columns(row);
-      // All of the rest has one value; where it is 0 it adds nothing to the sum over the row.
-      const bool rest_is_zero = seen < rows.n && to_float(softmax_y[first + seen]) == 0.0F;
-      dropout.softmax_grad(
-          first, rest_is_zero ? seen : rows.n, softmax_y, dy,
-          [=](int64_t i, float value) { dx[i] = from_float<T>(value * scale); });
-      std::fill(dx + seen, dx + rows.n, T{});
-    });
-  }
-};
+void tril_softmax_grad_kernel(Context* ctx) {
+  const RowSet rows(ctx, "dy");
+  const auto columns = columns_seen(ctx, "dy");
+  const Dropout dropout(ctx, "mask", "mask_scale_value");
+  const float scale = ctx->Attr<float>("tril_scale_value");
+  const T* softmax_y = input<T>(ctx, "softmax_y");
+  const T* dy = input<T>(ctx, "dy");
+  T* in_grad = output<T>(ctx, "dx");
+  rows.for_each(kSoftmaxOperations, [&](int64_t row, int64_t first) {
+    T* dx = in_grad + first;
+    const int64_t seen = columns(row);
+    // All of the rest has one value; where it is 0 it adds nothing to the sum over the row.
+    const bool rest_is_zero = seen < rows.n && to_float(softmax_y[first + seen]) == 0.0F;
+    dropout.softmax_grad(first, rest_is_zero ? seen : rows.n, softmax_y, dy,
+                         [=](int64_t i, float value) { dx[i] = from_float<T>(value * scale); });
+    std::fill(dx + seen, dx + rows.n, T{});
+  });
+}
 
-REGISTER_KERNELS(ScaleMaskSoftmaxKernel, float, Bfloat16)("fused_scale_mask_softmax", "x");
-REGISTER_KERNELS(ScaleMaskSoftmaxGradKernel, float, Bfloat16)
-("fused_scale_mask_softmax_grad", "dy");
-REGISTER_KERNELS(ScaleMaskSoftmaxKernel, float, Bfloat16)("fused_scale_mask_softmax_dropout", "x");
-REGISTER_KERNELS(ScaleMaskSoftmaxGradKernel, float, Bfloat16)
-("fused_scale_mask_softmax_dropout_grad", "dx");
-REGISTER_KERNELS(TrilSoftmaxKernel, float, Bfloat16)("fused_tril_scale_softmax_mask_scale", "y");
-REGISTER_KERNELS(TrilSoftmaxGradKernel, float, Bfloat16)
-("fused_tril_scale_softmax_mask_scale_grad", "dx");
+REGISTER_KERNELS(scale_mask_softmax_kernel,
+                 "fused_scale_mask_softmax fused_scale_mask_softmax_dropout", "x");
+REGISTER_KERNELS(scale_mask_softmax_grad_kernel,
+                 "fused_scale_mask_softmax_grad fused_scale_mask_softmax_dropout_grad", "dy");
+REGISTER_KERNELS(tril_softmax_kernel, "fused_tril_scale_softmax_mask_scale", "y");
+REGISTER_KERNELS(tril_softmax_grad_kernel, "fused_tril_scale_softmax_mask_scale_grad", "dx");
 
 // OneFlow lets this operator's mask be of an integer type as well.
 const auto kHasTruthMask = user_op::HobDataType("mask", 0) == DataType::kBool;
-REGISTER_KERNEL("fused_bias_add_scale_mask_softmax_dropout", make<ScaleMaskSoftmaxKernel<float>>,
+constexpr const char* kWithBias = "fused_bias_add_scale_mask_softmax_dropout";
+REGISTER_KERNEL(kWithBias, kernel(scale_mask_softmax_kernel<float>),
                 is_float32_on_cpu("x") && kHasTruthMask);
-REGISTER_KERNEL("fused_bias_add_scale_mask_softmax_dropout", make<ScaleMaskSoftmaxKernel<Bfloat16>>,
+REGISTER_KERNEL(kWithBias, kernel(scale_mask_softmax_kernel<Bfloat16>),
                 is_bfloat16_on_cpu("x") && kHasTruthMask);
 
 }  // namespace

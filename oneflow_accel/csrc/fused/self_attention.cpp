@@ -12,80 +12,74 @@ namespace oneflow_accel {
 
 namespace {
 
-struct Heads {
+struct Projection {
   int64_t sequence;
-  int64_t count;
+  int64_t heads;
+  // Of a head.
   int64_t size;
   // From one position of the sequence to the next.
   int64_t stride;
+  float alpha;
+  const float* data;
+  std::string text;
 
-  Heads(const ::oneflow::ShapeView& hidden_states, int64_t size)
-      : sequence(hidden_states.At(0)),
-        count(hidden_states.Count(1) / (3 * size)),
-        size(size),
-        stride(hidden_states.Count(1)) {}
+  Projection(Context* ctx, int64_t size)
+      : size(size), alpha(ctx->Attr<float>("alpha")), data(input(ctx, "hidden_states")) {
+    const auto shape = shape_of(ctx, "hidden_states");
+    sequence = shape.At(0);
+    stride = shape.Count(1);
+    heads = stride / (3 * size);
+    text = (ctx->has_input("value_grad", 0) ? "gradient of fused_self_attention of "
+                                            : "fused_self_attention of ")
+           + shape.ToString();
+  }
 
-  // Calls fn(head, where its query is in hidden_states, threads), in parallel.
+  // Calls fn(head, where its query is, its query, its key, threads), in parallel.
   template <typename Fn>
   void for_each(const Fn& fn) const {
-    for_each_matrix(count, sequence * sequence * size,
-                    [&](int64_t head, int threads) { fn(head, head * 3 * size, threads); });
-  }
-};
-
-class SelfAttentionKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const ThreadScope threads;
-    const auto& shape = ctx->Tensor4ArgNameAndIndex("hidden_states", 0)->shape_view();
-    const float* hidden = input(ctx, "hidden_states");
-    float* product = output(ctx, "query_mul_key");
-    float* value = output(ctx, "value");
-    const auto alpha = ctx->Attr<float>("alpha");
-    const Heads heads(shape, ctx->Attr<int64_t>("head_size"));
-    const int64_t n = heads.sequence;
-    run_or_throw([&] { return "fused_self_attention of " + shape.ToString(); }, [&] {
-      heads.for_each([&](int64_t head, int64_t at, int head_threads) {
-        const Matrix query{hidden + at, heads.stride};
-        const Matrix key{hidden + at + heads.size, heads.stride, true};
-        sgemm(n, n, heads.size, alpha, query, key, false, product + head * n * n, n, head_threads);
-        copy_rows(hidden + at + 2 * heads.size, heads.stride, n, heads.size, 1.0F,
-                  value + head * n * heads.size, heads.size);
+    const ThreadScope scope;
+    run_or_throw([&] { return text; }, [&] {
+      for_each_matrix(heads, sequence * sequence * size, [&](int64_t head, int threads) {
+        const int64_t at = head * 3 * size;
+        fn(head, at, Matrix{data + at, stride}, Matrix{data + at + size, stride}, threads);
       });
     });
   }
 };
 
-class SelfAttentionGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const ThreadScope threads;
-    const auto& shape = ctx->Tensor4ArgNameAndIndex("hidden_states", 0)->shape_view();
-    const float* hidden = input(ctx, "hidden_states");
-    const float* value_grad = input(ctx, "value_grad");
-    const float* product_grad = input(ctx, "query_mul_key_grad");
-    float* hidden_grad = output(ctx, "hidden_states_grad");
-    const auto alpha = ctx->Attr<float>("alpha");
-    const Heads heads(shape, ctx->Tensor4ArgNameAndIndex("value_grad", 0)->shape_view().At(3));
-    const int64_t n = heads.sequence;
-    run_or_throw([&] { return "gradient of fused_self_attention of " + shape.ToString(); }, [&] {
-      heads.for_each([&](int64_t head, int64_t at, int head_threads) {
-        const float* grad = product_grad + head * n * n;
-        const Matrix query{hidden + at, heads.stride};
-        const Matrix key{hidden + at + heads.size, heads.stride};
-        float* dx = hidden_grad + at;
-        sgemm(n, heads.size, n, alpha, {grad, n}, key, false, dx, heads.stride, head_threads);
-        sgemm(n, heads.size, n, alpha, {grad, n, true}, query, false, dx + heads.size, heads.stride,
-              head_threads);
-        copy_rows(value_grad + head * n * heads.size, heads.size, n, heads.size, 1.0F,
-                  dx + 2 * heads.size, heads.stride);
-      });
-    });
-  }
-};
+void self_attention_kernel(Context* ctx) {
+  const Projection in(ctx, ctx->Attr<int64_t>("head_size"));
+  float* product = output(ctx, "query_mul_key");
+  float* value = output(ctx, "value");
+  const int64_t n = in.sequence;
+  in.for_each([&](int64_t head, int64_t at, const Matrix& query, Matrix key, int threads) {
+    key.transposed = true;
+    sgemm(n, n, in.size, in.alpha, query, key, false, product + head * n * n, n, threads);
+    copy_rows(in.data + at + 2 * in.size, in.stride, n, in.size, 1.0F, value + head * n * in.size,
+              in.size);
+  });
+}
 
-REGISTER_KERNEL("fused_self_attention_query_mul_key_and_value", make<SelfAttentionKernel>,
-                is_float32_on_cpu("hidden_states"));
-REGISTER_KERNEL("fused_self_attention_query_mul_key_and_value_grad", make<SelfAttentionGradKernel>,
-                is_float32_on_cpu("hidden_states"));
+void self_attention_grad_kernel(Context* ctx) {
+  const Projection in(ctx, shape_of(ctx, "value_grad").At(3));
+  const float* value_grad = input(ctx, "value_grad");
+  const float* product_grad = input(ctx, "query_mul_key_grad");
+  float* hidden_grad = output(ctx, "hidden_states_grad");
+  const int64_t n = in.sequence;
+  in.for_each([&](int64_t head, int64_t at, const Matrix& query, const Matrix& key, int threads) {
+    const float* grad = product_grad + head * n * n;
+    float* dx = hidden_grad + at;
+    sgemm(n, in.size, n, in.alpha, {grad, n}, key, false, dx, in.stride, threads);
+    sgemm(n, in.size, n, in.alpha, {grad, n, true}, query, false, dx + in.size, in.stride, threads);
+    copy_rows(value_grad + head * n * in.size, in.size, n, in.size, 1.0F, dx + 2 * in.size,
+              in.stride);
+  });
+}
+
+REGISTER_FLOAT_KERNEL(self_attention_kernel, "fused_self_attention_query_mul_key_and_value",
+                      "hidden_states");
+REGISTER_FLOAT_KERNEL(self_attention_grad_kernel,
+                      "fused_self_attention_query_mul_key_and_value_grad", "hidden_states");
 
 }  // namespace
 

@@ -62,13 +62,14 @@ class Indices {
   int64_t count_;
 };
 
-// A table (outer, rows, row). `first` is the index of the first row: where a global tensor is
-// split by rows, a process holds a part of them.
+// A table (outer, rows, row). Where a global tensor is split by rows, a process holds a part of
+// `all_rows`, the first of which has the index `first`.
 struct TableShape {
   int64_t outer;
   int64_t rows;
   int64_t row;
   int64_t first;
+  int64_t all_rows;
 };
 
 // out[o, i] = table[o, indices[i] - first], or 0 where the table does not have that row.
@@ -139,83 +140,47 @@ void sum_rows_by_index(const TableShape& shape, const Indices& indices, const T*
   }
 }
 
-// The rows that this process holds of a tensor that may be split over processes.
-struct RowRange final : public user_op::OpKernelCache {
-  explicit RowRange(const LocalRange& range) : range(range) {}
-  const LocalRange range;
-};
-
-// A kernel that knows it, for the axis named by the attribute "axis" of the argument `table`; in one
-// process there is none.
-class TableKernel : public Kernel {
- public:
-  explicit TableKernel(const char* table) : table_(table) {}
-  std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
-      user_op::KernelCacheContext* ctx) const final {
-    if (ctx->parallel_ctx().parallel_num() == 1) { return nullptr; }
-    return std::make_shared<RowRange>(local_range(ctx, table_, ctx->Attr<int64_t>("axis")));
-  }
-
- private:
-  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
-               const user_op::OpKernelCache* cache) const final {
-    const auto* local = dynamic_cast<const RowRange*>(cache);
-    const auto& shape = ctx->Tensor4ArgNameAndIndex(table_, 0)->shape_view();
-    const int64_t axis = ctx->Attr<int64_t>("axis");
-    TableShape table{1, 1, 1, local == nullptr ? 0 : local->range.first};
-    if (shape.NumAxes() > 0) {
-      table = {shape.Count(0, axis), shape.At(axis), shape.Count(axis + 1), table.first};
-    }
-    compute(ctx, table, local == nullptr ? table.rows : local->range.total);
-  }
-  virtual void compute(user_op::KernelComputeContext* ctx, const TableShape& shape,
-                       int64_t all_rows) const = 0;
-
-  std::string table_;
-};
-
-class GatherKernel final : public TableKernel {
- public:
-  GatherKernel() : TableKernel("in") {}
-
- private:
-  void compute(user_op::KernelComputeContext* ctx, const TableShape& shape,
-               int64_t all_rows) const override {
-    const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
-    indices.check(all_rows);
-    gather_rows(shape, indices, *ctx->Tensor4ArgNameAndIndex("in", 0),
-                ctx->Tensor4ArgNameAndIndex("out", 0));
-  }
-};
-
-template <typename T>
-class SegmentSumKernel final : public TableKernel {
- public:
-  SegmentSumKernel() : TableKernel("out") {}
-
- private:
-  void compute(user_op::KernelComputeContext* ctx, const TableShape& shape,
-               int64_t) const override {
-    const Indices segments(*ctx->Tensor4ArgNameAndIndex("segment_ids", 0));
-    sum_rows_by_index(shape, segments, input<T>(ctx, "data"), output<T>(ctx, "out"));
-  }
-};
-
-TableShape embedding_shape(user_op::KernelComputeContext* ctx, const Indices& indices) {
-  const auto& weight = ctx->Tensor4ArgNameAndIndex("weight", 0)->shape_view();
-  indices.check(weight.At(0));
-  return {1, weight.At(0), weight.At(1), 0};
+// What a process holds of the axis of the attribute "axis" of the argument `table`.
+MakeCache row_range(const char* table) {
+  return [=](user_op::KernelCacheContext* ctx) {
+    return local_ranges(ctx, table, {ctx->Attr<int64_t>("axis")});
+  };
 }
 
-class EmbeddingKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
-    gather_rows(embedding_shape(ctx, indices), indices, *ctx->Tensor4ArgNameAndIndex("weight", 0),
-                ctx->Tensor4ArgNameAndIndex("out", 0));
-  }
-};
+TableShape table_shape(Context* ctx, const char* table, const KernelCache* cache) {
+  const auto shape = shape_of(ctx, table);
+  if (shape.NumAxes() == 0) { return {1, 1, 1, 0, 1}; }
+  const int64_t axis = ctx->Attr<int64_t>("axis");
+  const LocalRange range = range_in(cache, 0, shape.At(axis));
+  return {shape.Count(0, axis), shape.At(axis), shape.Count(axis + 1), range.first, range.total};
+}
 
-// Divides each row by how often its index occurs.
+void gather_kernel(Context* ctx, const KernelCache* cache) {
+  const TableShape shape = table_shape(ctx, "in", cache);
+  const Indices indices(*argument(ctx, "indices"));
+  indices.check(shape.all_rows);
+  gather_rows(shape, indices, *argument(ctx, "in"), argument(ctx, "out"));
+}
+
+template <typename T>
+void segment_sum_kernel(Context* ctx, const KernelCache* cache) {
+  const Indices segments(*argument(ctx, "segment_ids"));
+  sum_rows_by_index(table_shape(ctx, "out", cache), segments, input<T>(ctx, "data"),
+                    output<T>(ctx, "out"));
+}
+
+TableShape embedding_shape(Context* ctx, const Indices& indices) {
+  const auto& weight = shape_of(ctx, "weight");
+  indices.check(weight.At(0));
+  return {1, weight.At(0), weight.At(1), 0, weight.At(0)};
+}
+
+void embedding_kernel(Context* ctx) {
+  const Indices indices(*argument(ctx, "indices"));
+  gather_rows(embedding_shape(ctx, indices), indices, *argument(ctx, "weight"),
+              argument(ctx, "out"));
+}
+
 template <typename T>
 void divide_by_frequency(const TableShape& shape, const Indices& indices, T* table) {
   std::vector<int64_t> frequency(shape.rows, 0);
@@ -230,21 +195,21 @@ void divide_by_frequency(const TableShape& shape, const Indices& indices, T* tab
 }
 
 template <typename T>
-class EmbeddingGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const Indices indices(*ctx->Tensor4ArgNameAndIndex("indices", 0));
-    const TableShape shape = embedding_shape(ctx, indices);
-    T* dx = output<T>(ctx, "dx");
-    sum_rows_by_index(shape, indices, input<T>(ctx, "dy"), dx, ctx->Attr<int64_t>("padding_idx"));
-    if (ctx->Attr<bool>("scale_grad_by_freq")) { divide_by_frequency(shape, indices, dx); }
-  }
-};
+void embedding_grad_kernel(Context* ctx) {
+  const Indices indices(*argument(ctx, "indices"));
+  const TableShape shape = embedding_shape(ctx, indices);
+  T* dx = output<T>(ctx, "dx");
+  sum_rows_by_index(shape, indices, input<T>(ctx, "dy"), dx, ctx->Attr<int64_t>("padding_idx"));
+  if (ctx->Attr<bool>("scale_grad_by_freq")) { divide_by_frequency(shape, indices, dx); }
+}
 
-REGISTER_KERNEL("gather", make<GatherKernel>, is_movable_on_cpu("in"));
-REGISTER_KERNELS(SegmentSumKernel, float, Bfloat16)("unsorted_segment_sum", "out");
-REGISTER_KERNELS(SegmentSumKernel, float, double, Bfloat16)("unsorted_segment_sum_like", "out");
-REGISTER_KERNEL("embedding", make<EmbeddingKernel>, is_movable_on_cpu("weight"));
-REGISTER_KERNELS(EmbeddingGradKernel, float, Bfloat16)("embedding_grad", "weight");
+REGISTER_KERNEL("gather", kernel(gather_kernel, row_range("in")), is_movable_on_cpu("in"));
+REGISTER_KERNELS(segment_sum_kernel, row_range("out"),
+                 "unsorted_segment_sum unsorted_segment_sum_like", "out");
+REGISTER_TYPED_KERNELS((double), segment_sum_kernel, row_range("out"), "unsorted_segment_sum_like",
+                       "out");
+REGISTER_KERNEL("embedding", kernel(embedding_kernel), is_movable_on_cpu("weight"));
+REGISTER_KERNELS(embedding_grad_kernel, "embedding_grad", "weight");
 
 }  // namespace
 

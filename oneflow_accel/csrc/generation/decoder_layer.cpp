@@ -2,7 +2,7 @@
 //
 // One operator in place of a dozen: at one row the products are bound by memory, and starting the
 // operators between them would take the processors' time from them.
-#include "activation/gelu.h"
+#include "activation/formulas.h"
 #include "attention/attention.h"
 #include "common/infer.h"
 #include "common/oneflow.h"
@@ -69,26 +69,15 @@ Maybe<void> infer(user_op::InferContext* ctx) {
   return Maybe<void>::Ok();
 }
 
-Maybe<void> infer_types(user_op::InferContext* ctx) {
-  return infer_one_dtype(ctx, "a decoder layer");
-}
-
 // Sequences do not know of each other.
-Maybe<void> split_batch(user_op::SbpContext* ctx) {
-  split_all_but(ctx, 0, [](const std::string& name) {
-    return name.find("weight") != std::string::npos || name.find("bias") != std::string::npos;
-  });
-  return Maybe<void>::Ok();
-}
-
-REGISTER_USER_OP("oneflow_accel_decoder_layer")
-    .Input("x").Input("keys").Input("values")
-    .Input("input_norm_weight").Input("input_norm_bias").Input("qkv_weight").Input("qkv_bias")
-    .Input("dense_weight").Input("dense_bias").Input("post_norm_weight").Input("post_norm_bias")
-    .Input("inner_weight").Input("inner_bias").Input("outer_weight").Input("outer_bias")
-    .Output("y").Output("new_keys").Output("new_values")
-    .Attr<double>("scale", 1.0).Attr<double>("epsilon", 1e-5).Attr<bool>("tanh", true)
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_batch);
+const NewOperator g_operator =
+    new_operator("oneflow_accel_decoder_layer",
+                 "x keys values input_norm_weight input_norm_bias qkv_weight qkv_bias dense_weight "
+                 "dense_bias post_norm_weight post_norm_bias inner_weight inner_bias outer_weight "
+                 "outer_bias",
+                 "y new_keys new_values", infer, one_dtype("a decoder layer"),
+                 split_first_axis("weight bias"))
+        .Attr<double>("scale", 1.0).Attr<double>("epsilon", 1e-5).Attr<bool>("tanh", true);
 
 template <float activate(float)>
 void activate_in_place(float* x, int64_t n) {
@@ -107,62 +96,56 @@ void append(const Sizes& n, const float* past, const float* qkv, int64_t offset,
   });
 }
 
-class DecoderLayerKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto in = [&](const std::string& name) { return input(ctx, name); };
-    const auto view = [&](const std::string& name) {
-      return ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
-    };
-    const Sizes n = sizes_of(view("x"), view("keys"), view("inner_weight"));
-    if (n.batch == 0) { return; }
-    const ThreadScope threads;
-    const int64_t attended = n.heads * n.head_size;
-    float* normed = output(ctx, "tmp_buffer");
-    float* qkv = normed + n.batch * n.width;
-    float* context = qkv + n.batch * 3 * attended;
-    float* inner = context + n.batch * attended;
-    float* lse = inner + n.batch * n.inner;
-    float* mean = lse + n.batch * n.heads;
-    float* inv_std = mean + n.batch;
-    float* y = output(ctx, "y");
+void decoder_layer_kernel(Context* ctx) {
+  const auto in = [&](const std::string& name) { return input(ctx, name); };
+  const auto view = [&](const std::string& name) { return shape_of(ctx, name); };
+  const Sizes n = sizes_of(view("x"), view("keys"), view("inner_weight"));
+  if (n.batch == 0) { return; }
+  const ThreadScope threads;
+  const int64_t attended = n.heads * n.head_size;
+  float* normed = output(ctx, "tmp_buffer");
+  float* qkv = normed + n.batch * n.width;
+  float* context = qkv + n.batch * 3 * attended;
+  float* inner = context + n.batch * attended;
+  float* lse = inner + n.batch * n.inner;
+  float* mean = lse + n.batch * n.heads;
+  float* inv_std = mean + n.batch;
+  float* y = output(ctx, "y");
 
-    const auto norm = [&](const float* from, const std::string& name) {
-      row_norm<float>({n.batch, n.width, ctx->Attr<double>("epsilon"), from, in(name + "_weight"),
-                       in(name + "_bias"), normed, mean, inv_std});
-    };
-    const auto add_product = [&](const float* from, int64_t k, const std::string& name, int64_t to_n,
-                                 float* to, bool accumulate) {
-      Product product{{n.batch, k}, {to_n, k}, {n.batch, to_n}, false, true};
-      product.accumulate = accumulate;
-      run_or_throw([&] { return product.describe(); }, [&] {
-        multiply(product, from, in(name + "_weight"), in(name + "_bias"), to);
-      });
-    };
+  const auto norm = [&](const float* from, const std::string& name) {
+    row_norm<float>({n.batch, n.width, ctx->Attr<double>("epsilon"), from, in(name + "_weight"),
+                     in(name + "_bias"), normed, mean, inv_std});
+  };
+  const auto add_product = [&](const float* from, int64_t k, const std::string& name, int64_t to_n,
+                               float* to, bool accumulate) {
+    Product product{{n.batch, k}, {to_n, k}, {n.batch, to_n}, false, true};
+    product.accumulate = accumulate;
+    run_or_throw([&] { return product.describe(); },
+                 [&] { multiply(product, from, in(name + "_weight"), in(name + "_bias"), to); });
+  };
 
-    norm(in("x"), "input_norm");
-    add_product(normed, n.width, "qkv", 3 * attended, qkv, false);
-    float* keys = output(ctx, "new_keys");
-    float* values = output(ctx, "new_values");
-    append(n, in("keys"), qkv, n.head_size, keys);
-    append(n, in("values"), qkv, 2 * n.head_size, values);
-    const int64_t all = (n.past + 1) * n.head_size;
-    const AttentionShape shape{n.batch,    n.heads,     n.heads, 1,
-                               n.past + 1, n.head_size, false,
-                               static_cast<float>(ctx->Attr<double>("scale"))};
-    attention<float>(shape, {qkv, 3 * attended, 3 * n.head_size, 0},
-                     {keys, n.heads * all, all, n.head_size},
-                     {values, n.heads * all, all, n.head_size}, nullptr,
-                     {context, attended, n.head_size, 0}, lse);
-    std::copy_n(in("x"), n.batch * n.width, y);
-    add_product(context, attended, "dense", n.width, y, true);
-    norm(y, "post_norm");
-    add_product(normed, n.width, "inner", n.inner, inner, false);
-    const auto activate =
-        ctx->Attr<bool>("tanh") ? activate_in_place<fast_gelu> : activate_in_place<gelu>;
-    activate(inner, n.batch * n.inner);
-    add_product(inner, n.inner, "outer", n.width, y, true);
-  }
-};
+  norm(in("x"), "input_norm");
+  add_product(normed, n.width, "qkv", 3 * attended, qkv, false);
+  float* keys = output(ctx, "new_keys");
+  float* values = output(ctx, "new_values");
+  append(n, in("keys"), qkv, n.head_size, keys);
+  append(n, in("values"), qkv, 2 * n.head_size, values);
+  const int64_t all = (n.past + 1) * n.head_size;
+  const AttentionShape shape{
+      n.batch,    n.heads,     n.heads, 1,
+      n.past + 1, n.head_size, false,   static_cast<float>(ctx->Attr<double>("scale"))};
+  attention<float>(
+      shape, {qkv, 3 * attended, 3 * n.head_size, 0}, {keys, n.heads * all, all, n.head_size},
+      {values, n.heads * all, all, n.head_size}, nullptr, {context, attended, n.head_size, 0}, lse);
+  std::copy_n(in("x"), n.batch * n.width, y);
+  add_product(context, attended, "dense", n.width, y, true);
+  norm(y, "post_norm");
+  add_product(normed, n.width, "inner", n.inner, inner, false);
+  const auto activate =
+      ctx->Attr<bool>("tanh") ? activate_in_place<fast_gelu> : activate_in_place<gelu>;
+  activate(inner, n.batch * n.inner);
+  add_product(inner, n.inner, "outer", n.width, y, true);
+}
 
 // Of what is computed on the way.
 std::size_t scratch_bytes(user_op::InferContext* ctx) {
@@ -171,8 +154,8 @@ std::size_t scratch_bytes(user_op::InferContext* ctx) {
   return n.batch * (n.width + 4 * n.heads * n.head_size + n.inner + n.heads + 2) * sizeof(float);
 }
 
-REGISTER_KERNEL("oneflow_accel_decoder_layer", make<DecoderLayerKernel>, is_float32_on_cpu("y"),
-                InPlace{}, scratch_bytes);
+REGISTER_FLOAT_KERNEL(decoder_layer_kernel, "oneflow_accel_decoder_layer", "y", InPlace{},
+                      scratch_bytes);
 
 }  // namespace decoder_layer
 

@@ -23,18 +23,15 @@ namespace {
 
 using ::oneflow::Shape;
 
-// Losses and two floats more for each of `rows` rows, or sums of them; gradients are like the
-// inputs that they belong to, whose names are their own without "_grad".
+// Losses and two floats more for each of `rows` rows, or sums of them; and gradients.
 Maybe<void> describe_outputs(user_op::InferContext* ctx, int64_t rows) {
   for (const auto& [name, index] : ctx->outputs()) {
-    const auto suffix = name.rfind("_grad");
     describe_output(ctx, name,
-                    suffix != std::string::npos ? ctx->InputShape(name.substr(0, suffix), 0)
-                    : name == "losses"          ? Shape({rows})
-                    : name == "lse"             ? Shape({rows, 2})
-                                                : Shape({}));
+                    name == "losses" ? Shape({rows})
+                    : name == "lse"  ? Shape({rows, 2})
+                                     : Shape({}));
   }
-  return Maybe<void>::Ok();
+  return describe_gradients(ctx);
 }
 
 Maybe<void> infer(user_op::InferContext* ctx) {
@@ -73,41 +70,29 @@ Maybe<void> infer_types(user_op::InferContext* ctx) {
 
 // Rows do not know of each other; the weight is the same for all of them. Classes are not split:
 // each row's sum would have to be exchanged, and OneFlow gathers them instead.
-Maybe<void> split_rows(user_op::SbpContext* ctx) {
-  split_all_but(ctx, 0, [](const std::string& name) {
-    return name.find("weight") == 0 || name == "total" || name == "count";
-  });
-  return Maybe<void>::Ok();
+user_op::OpRegistry loss_operator(const std::string& name, const char* inputs, const char* outputs,
+                                  const user_op::TensorDescInferFn& infer_shapes = infer) {
+  return new_operator(name, inputs, outputs, infer_shapes, infer_types,
+                      split_first_axis("weight total count"))
+      .Attr<int64_t>("ignore_index");
 }
 
-REGISTER_USER_OP("oneflow_accel_cross_entropy")
-    .Input("logits").Input("label").Output("losses").Output("lse").Attr<int64_t>("ignore_index")
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
+user_op::OpRegistry linear_operator(const char* end, const char* inputs, const char* outputs) {
+  return loss_operator(std::string("oneflow_accel_linear_cross_entropy") + end, inputs, outputs,
+                       infer_linear)
+      .Attr<int64_t>("chunk_rows");
+}
 
-REGISTER_USER_OP("oneflow_accel_cross_entropy_grad")
-    .Input("losses_grad").Input("logits").Input("label").Input("lse").Output("logits_grad")
-    .Attr<int64_t>("ignore_index")
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
-
-REGISTER_USER_OP("oneflow_accel_linear_cross_entropy")
-    .Input("x").Input("weight").Input("label").Output("losses").Output("lse")
-    .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
-    .SetTensorDescInferFn(infer_linear).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
-
-REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_grad")
-    .Input("losses_grad").Input("x").Input("weight").Input("label").Input("lse")
-    .Output("x_grad").Output("weight_grad")
-    .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
-    .SetTensorDescInferFn(infer_linear).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
-
-REGISTER_USER_OP("oneflow_accel_linear_cross_entropy_sum")
-    .Input("x").Input("weight").Input("label")
-    .Output("total").Output("count").Output("x_grad").Output("weight_grad")
-    .Attr<int64_t>("ignore_index").Attr<int64_t>("chunk_rows")
-    .SetTensorDescInferFn(infer_linear).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
+const NewOperator g_operators[] = {
+    loss_operator("oneflow_accel_cross_entropy", "logits label", "losses lse"),
+    loss_operator("oneflow_accel_cross_entropy_grad", "losses_grad logits label lse",
+                  "logits_grad"),
+    linear_operator("", "x weight label", "losses lse"),
+    linear_operator("_grad", "losses_grad x weight label lse", "x_grad weight_grad"),
+    linear_operator("_sum", "x weight label", "total count x_grad weight_grad")};
 
 // The labels of one call, checked: its input "label" and its attribute "ignore_index".
-Labels targets_of(user_op::KernelComputeContext* ctx, int64_t classes) {
+Labels targets_of(Context* ctx, int64_t classes) {
   const Labels labels(ctx, "label", classes, nullptr, ctx->Attr<int64_t>("ignore_index"));
   labels.check();
   return labels;
@@ -169,25 +154,21 @@ struct LogitRows {
 };
 
 template <typename T>
-class CrossEntropyKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowSet rows(ctx, "logits");
-    const Labels labels = targets_of(ctx, rows.n);
-    LogitRows<T>{0, rows, input<T>(ctx, "logits"), labels}.losses(
-        output(ctx, "losses"), reinterpret_cast<LogSumExp*>(output(ctx, "lse")));
-  }
-};
+void cross_entropy_kernel(Context* ctx) {
+  const RowSet rows(ctx, "logits");
+  const Labels labels = targets_of(ctx, rows.n);
+  LogitRows<T>{0, rows, input<T>(ctx, "logits"), labels}.losses(
+      output(ctx, "losses"), reinterpret_cast<LogSumExp*>(output(ctx, "lse")));
+}
 
 template <typename T>
-class CrossEntropyGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowSet rows(ctx, "logits");
-    const Labels labels = targets_of(ctx, rows.n);
-    LogitRows<T>{0, rows, input<T>(ctx, "logits"), labels}.grads(
-        reinterpret_cast<const LogSumExp*>(input(ctx, "lse")), input(ctx, "losses_grad"),
-        output<T>(ctx, "logits_grad"));
-  }
-};
+void cross_entropy_grad_kernel(Context* ctx) {
+  const RowSet rows(ctx, "logits");
+  const Labels labels = targets_of(ctx, rows.n);
+  LogitRows<T>{0, rows, input<T>(ctx, "logits"), labels}.grads(
+      reinterpret_cast<const LogSumExp*>(input(ctx, "lse")), input(ctx, "losses_grad"),
+      output<T>(ctx, "logits_grad"));
+}
 
 // Logits that exist at a time, 72 MiB. Each chunk packs the whole weight anew and adds to all of its
 // gradient, so smaller chunks, which would stay in a cache, cost more than they save. Of a Llama's
@@ -197,11 +178,11 @@ constexpr int64_t kChunkElements = 18 * 1024 * 1024;
 // Calls fn(rows, logits), where the second are those of the rows and may be written to, for chunk
 // after chunk: the same whatever the number of threads, as sums over the rows depend on them.
 template <typename Fn>
-void for_each_chunk(user_op::KernelComputeContext* ctx, const Fn& fn) {
+void for_each_chunk(Context* ctx, const Fn& fn) {
   const RowSet all(ctx, "x");
   const float* x = input(ctx, "x");
   const float* weight = input(ctx, "weight");
-  const int64_t classes = ctx->Tensor4ArgNameAndIndex("weight", 0)->shape_view().At(0);
+  const int64_t classes = shape_of(ctx, "weight").At(0);
   const Labels labels = targets_of(ctx, classes);
   const int64_t asked = ctx->Attr<int64_t>("chunk_rows");
   const int64_t most = asked > 0 ? asked : std::max<int64_t>(1, kChunkElements / classes);
@@ -225,10 +206,10 @@ void for_each_chunk(user_op::KernelComputeContext* ctx, const Fn& fn) {
 // The gradients by x and the weight; make_grads(rows, logits) turns the logits of some rows into
 // their gradient. The weight's has those of the chunks before added.
 template <typename MakeGrads>
-void linear_grads(user_op::KernelComputeContext* ctx, const MakeGrads& make_grads) {
+void linear_grads(Context* ctx, const MakeGrads& make_grads) {
   const RowSet all(ctx, "x");
   const int64_t width = all.n;
-  const auto& weight = *ctx->Tensor4ArgNameAndIndex("weight", 0);
+  const auto& weight = *argument(ctx, "weight");
   float* x_grad = output(ctx, "x_grad");
   float* weight_grad = output(ctx, "weight_grad");
   if (all.count == 0) { std::fill_n(weight_grad, weight.shape_view().elem_cnt(), 0.0F); }
@@ -245,25 +226,21 @@ void linear_grads(user_op::KernelComputeContext* ctx, const MakeGrads& make_grad
   });
 }
 
-class LinearCrossEntropyKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    float* losses = output(ctx, "losses");
-    auto* lse = reinterpret_cast<LogSumExp*>(output(ctx, "lse"));
-    for_each_chunk(ctx, [&](const LogitRows<float>& rows, float*) {
-      rows.losses(losses + rows.first, lse + rows.first);
-    });
-  }
-};
+void linear_cross_entropy_kernel(Context* ctx) {
+  float* losses = output(ctx, "losses");
+  auto* lse = reinterpret_cast<LogSumExp*>(output(ctx, "lse"));
+  for_each_chunk(ctx, [&](const LogitRows<float>& rows, float*) {
+    rows.losses(losses + rows.first, lse + rows.first);
+  });
+}
 
-class LinearCrossEntropyGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const float* losses_grad = input(ctx, "losses_grad");
-    const auto* lse = reinterpret_cast<const LogSumExp*>(input(ctx, "lse"));
-    linear_grads(ctx, [&](const LogitRows<float>& rows, float* logits) {
-      rows.grads(lse + rows.first, losses_grad + rows.first, logits);
-    });
-  }
-};
+void linear_cross_entropy_grad_kernel(Context* ctx) {
+  const float* losses_grad = input(ctx, "losses_grad");
+  const auto* lse = reinterpret_cast<const LogSumExp*>(input(ctx, "lse"));
+  linear_grads(ctx, [&](const LogitRows<float>& rows, float* logits) {
+    rows.grads(lse + rows.first, losses_grad + rows.first, logits);
+  });
+}
 
 // The loss of a row that counts, whose logits become its gradient.
 float loss_and_grad(float* x, int64_t n, int64_t label) {
@@ -278,40 +255,36 @@ float loss_and_grad(float* x, int64_t n, int64_t label) {
   return loss;
 }
 
-class LinearCrossEntropySumKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    double total = 0.0;
-    int64_t counted = 0;
-    linear_grads(ctx, [&](const LogitRows<float>& some, float* logits) {
-      auto* losses = scratch<float>(ScratchSlot::kReduction, some.rows.count);
-      some.rows.for_each(1, [&](int64_t i, int64_t at) {
-        const int64_t row = some.first + i;
-        if (some.labels.counts(row)) {
-          losses[i] = loss_and_grad(logits + at, some.rows.n, some.labels.at(row));
-        } else {
-          std::fill_n(logits + at, some.rows.n, 0.0F);
-          losses[i] = 0.0F;
-        }
-      });
-      for (int64_t i = 0; i < some.rows.count; ++i) {
-        total += losses[i];
-        counted += some.labels.counts(some.first + i) ? 1 : 0;
+void linear_cross_entropy_sum_kernel(Context* ctx) {
+  double total = 0.0;
+  int64_t counted = 0;
+  linear_grads(ctx, [&](const LogitRows<float>& some, float* logits) {
+    auto* losses = scratch<float>(ScratchSlot::kReduction, some.rows.count);
+    some.rows.for_each(1, [&](int64_t i, int64_t at) {
+      const int64_t row = some.first + i;
+      if (some.labels.counts(row)) {
+        losses[i] = loss_and_grad(logits + at, some.rows.n, some.labels.at(row));
+      } else {
+        std::fill_n(logits + at, some.rows.n, 0.0F);
+        losses[i] = 0.0F;
       }
     });
-    *output(ctx, "total") = static_cast<float>(total);
-    *output(ctx, "count") = static_cast<float>(counted);
-  }
-};
+    for (int64_t i = 0; i < some.rows.count; ++i) {
+      total += losses[i];
+      counted += some.labels.counts(some.first + i) ? 1 : 0;
+    }
+  });
+  *output(ctx, "total") = static_cast<float>(total);
+  *output(ctx, "count") = static_cast<float>(counted);
+}
 
-REGISTER_KERNELS(CrossEntropyKernel, float, Bfloat16)("oneflow_accel_cross_entropy", "logits");
-REGISTER_KERNELS(CrossEntropyGradKernel, float, Bfloat16)
-("oneflow_accel_cross_entropy_grad", "logits");
-REGISTER_KERNEL("oneflow_accel_linear_cross_entropy", make<LinearCrossEntropyKernel>,
-                is_float32_on_cpu("x"));
-REGISTER_KERNEL("oneflow_accel_linear_cross_entropy_grad", make<LinearCrossEntropyGradKernel>,
-                is_float32_on_cpu("x"));
-REGISTER_KERNEL("oneflow_accel_linear_cross_entropy_sum", make<LinearCrossEntropySumKernel>,
-                is_float32_on_cpu("x"));
+REGISTER_KERNELS(cross_entropy_kernel, "oneflow_accel_cross_entropy", "logits");
+REGISTER_KERNELS(cross_entropy_grad_kernel, "oneflow_accel_cross_entropy_grad", "logits");
+REGISTER_FLOAT_KERNEL(linear_cross_entropy_kernel, "oneflow_accel_linear_cross_entropy", "x");
+REGISTER_FLOAT_KERNEL(linear_cross_entropy_grad_kernel, "oneflow_accel_linear_cross_entropy_grad",
+                      "x");
+REGISTER_FLOAT_KERNEL(linear_cross_entropy_sum_kernel, "oneflow_accel_linear_cross_entropy_sum",
+                      "x");
 
 }  // namespace
 

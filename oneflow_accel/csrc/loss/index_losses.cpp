@@ -17,52 +17,33 @@ namespace oneflow_accel {
 
 namespace {
 
-using Function = void (*)(user_op::KernelComputeContext* ctx, const RowSet& rows,
-                          const Labels& labels);
+using Function = void (*)(Context* ctx, const RowSet& rows, const Labels& labels);
 
-// A kernel of rows of which each process may hold some of the classes: those of the argument
+// Kernels of rows of which each process may hold some of the classes: those of the argument
 // `classes`. nll, whose labels are a `target`, says which of them does not count.
-class IndexLossKernel final : public Kernel {
- public:
-  IndexLossKernel(const char* classes, const char* label, Function function)
-      : classes_(classes), label_(label), function_(function) {}
-
-  std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
-      user_op::KernelCacheContext* ctx) const override {
-    if (ctx->parallel_ctx().parallel_num() == 1) { return nullptr; }
-    return std::make_shared<ClassRange>(ctx, classes_);
-  }
-
- private:
-  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
-               const user_op::OpKernelCache* range) const override {
+template <typename T = float>
+bool index_loss(const char* ops, Function function, const char* classes,
+                const char* label = "label") {
+  const auto compute = [=](Context* ctx, const KernelCache* range) {
     std::optional<int64_t> ignored;
     if (ctx->has_input("target", 0)) { ignored = ctx->Attr<int64_t>("ignore_index"); }
-    const RowSet rows(ctx, classes_);
-    function_(ctx, rows, Labels(ctx, label_, rows.n, range, ignored));
-  }
-
-  const char* classes_;
-  const char* label_;
-  Function function_;
-};
-
-template <typename T = float>
-KernelRegistration index_loss(const char* op, Function function, const char* classes,
-                              const char* label = "label") {
-  return KernelRegistration(registry(
-      op, [=] { return user_op::NewOpKernel<IndexLossKernel>(classes, label, function); },
-      is_on_cpu(classes, kDataType<T>) && is_label(label), in_place("prediction_diff", "prob")));
+    const RowSet rows(ctx, classes);
+    function(ctx, rows, Labels(ctx, label, rows.n, range, ignored));
+  };
+  const auto class_range = [=](user_op::KernelCacheContext* ctx) {
+    return local_ranges(ctx, classes, {-1});
+  };
+  return register_kernels(ops, kernel(compute, class_range),
+                          is_on_cpu(classes, kDataType<T>) && is_label(label),
+                          in_place("prediction_diff", "prob"));
 }
 
 // loss[row] = of_label(row, index of the row's label), 0 where its label is not here.
 template <typename T, typename OfLabel>
 void losses_of(const RowSet& rows, const Labels& labels, T* loss, const OfLabel& of_label) {
-  parallel_for(rows.count, kGrainSize / 8, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t place = labels.place(row);
-      loss[row] = from_float<T>(place < 0 ? 0.0F : of_label(row, row * rows.n + place));
-    }
+  for_each_block(rows.count, 8, [&](int64_t row) {
+    const int64_t place = labels.place(row);
+    loss[row] = from_float<T>(place < 0 ? 0.0F : of_label(row, row * rows.n + place));
   });
 }
 
@@ -82,7 +63,7 @@ float weight_of(const T* weight, int64_t label) {
 }
 
 template <typename T>
-void nll(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
+void nll(Context* ctx, const RowSet& rows, const Labels& labels) {
   const T* x = input<T>(ctx, "input");
   const T* weight = input_or_null<T>(ctx, "weight");
   losses_of(rows, labels, output<T>(ctx, "out_weight"),
@@ -93,7 +74,7 @@ void nll(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& l
 }
 
 template <typename T>
-void nll_grad(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
+void nll_grad(Context* ctx, const RowSet& rows, const Labels& labels) {
   const T* dy = input<T>(ctx, "out_grad");
   const T* weight = input_or_null<T>(ctx, "weight");
   grads_of(rows, labels, output<T>(ctx, "in_grad"), [=](int64_t row, int64_t at) {
@@ -105,20 +86,20 @@ void nll_grad(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labe
 // stays.
 float at_least_smallest(float prob) { return prob < 1e-20F ? 1e-20F : prob; }
 
-void sparse(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
+void sparse(Context* ctx, const RowSet& rows, const Labels& labels) {
   const float* prob = input(ctx, "prediction");
   losses_of(rows, labels, output(ctx, "out"),
             [=](int64_t, int64_t at) { return -std::log(at_least_smallest(prob[at])); });
 }
 
-void sparse_grad(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
+void sparse_grad(Context* ctx, const RowSet& rows, const Labels& labels) {
   const float* prob = input(ctx, "prediction");
   const float* dy = input(ctx, "dy");
   grads_of(rows, labels, output(ctx, "prediction_diff"),
            [=](int64_t row, int64_t at) { return -dy[row] / at_least_smallest(prob[at]); });
 }
 
-void sparse_softmax(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels) {
+void sparse_softmax(Context* ctx, const RowSet& rows, const Labels& labels) {
   const float* x = input(ctx, "prediction");
   float* prob = output(ctx, "prob");
   float* out = output(ctx, "out");
@@ -131,7 +112,7 @@ void sparse_softmax(user_op::KernelComputeContext* ctx, const RowSet& rows, cons
 
 // The gradients dy * probability(y), less dy at the labels that are here: at_label(dy, y) there.
 template <typename Probability, typename AtLabel>
-void softmax_grads_of(user_op::KernelComputeContext* ctx, const RowSet& rows, const Labels& labels,
+void softmax_grads_of(Context* ctx, const RowSet& rows, const Labels& labels,
                       const Probability& probability, const AtLabel& at_label) {
   const float* prob = input(ctx, "prob");
   const float* dy = input(ctx, "dy");
@@ -148,29 +129,25 @@ void softmax_grads_of(user_op::KernelComputeContext* ctx, const RowSet& rows, co
   });
 }
 
-void sparse_softmax_grad(user_op::KernelComputeContext* ctx, const RowSet& rows,
-                         const Labels& labels) {
+void sparse_softmax_grad(Context* ctx, const RowSet& rows, const Labels& labels) {
   softmax_grads_of(
       ctx, rows, labels, [](float y) { return row::exp_of_nonpositive(y); },
       [](float factor, float y) { return factor * std::expm1(y); });
 }
 
-void sparse_softmax_ms_grad(user_op::KernelComputeContext* ctx, const RowSet& rows,
-                            const Labels& labels) {
+void sparse_softmax_ms_grad(Context* ctx, const RowSet& rows, const Labels& labels) {
   softmax_grads_of(
       ctx, rows, labels, [](float y) { return y; },
       [](float factor, float y) { return factor * y - factor; });
 }
 
-const KernelRegistration g_index_losses[] = {
+const bool g_index_losses[] = {
     index_loss("nll", nll<float>, "input", "target"),
     index_loss<Bfloat16>("nll", nll<Bfloat16>, "input", "target"),
     index_loss("nll_grad", nll_grad<float>, "input", "target"),
     index_loss<Bfloat16>("nll_grad", nll_grad<Bfloat16>, "input", "target"),
-    index_loss("sparse_cross_entropy", sparse, "prediction"),
-    index_loss("sparse_cross_entropy_ms", sparse, "prediction"),
-    index_loss("sparse_cross_entropy_grad", sparse_grad, "prediction"),
-    index_loss("sparse_cross_entropy_ms_grad", sparse_grad, "prediction"),
+    index_loss("sparse_cross_entropy sparse_cross_entropy_ms", sparse, "prediction"),
+    index_loss("sparse_cross_entropy_grad sparse_cross_entropy_ms_grad", sparse_grad, "prediction"),
     index_loss("sparse_softmax_cross_entropy", sparse_softmax, "prediction"),
     index_loss("sparse_softmax_cross_entropy_grad", sparse_softmax_grad, "prob"),
     index_loss("sparse_softmax_cross_entropy_ms_grad", sparse_softmax_ms_grad, "prob")};

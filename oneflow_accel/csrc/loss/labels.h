@@ -1,7 +1,6 @@
-// Class indices, and which classes of a global tensor a process holds.
+// Class indices.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -10,36 +9,21 @@
 
 namespace oneflow_accel {
 
-// Which classes this process holds of a global tensor that is split along its last axis.
-struct ClassRange final : user_op::OpKernelCache {
-  ClassRange(user_op::KernelCacheContext* ctx, const std::string& name) {
-    const auto& shape = ctx->LogicalTensorDesc4ArgNameAndIndex(name, 0)->shape();
-    const LocalRange range = local_range(ctx, name, shape.NumAxes() - 1);
-    classes = range.total;
-    begin = range.first;
-  }
-
-  int64_t begin;    // the first class here
-  int64_t classes;  // the number of classes in all
-};
-
 // Labels of type int32 or int64, one for each row.
 class Labels {
  public:
   // Of the argument `name`. This process holds the first `here` classes, which are all, or those
-  // that `range`, a ClassRange, says. Rows whose label is `ignored` do not count.
-  Labels(user_op::KernelComputeContext* ctx, const std::string& name, int64_t here,
-         const user_op::OpKernelCache* range = nullptr,
+  // of the range in the cache `range`. Rows whose label is `ignored` do not count.
+  Labels(Context* ctx, const std::string& name, int64_t here, const KernelCache* range = nullptr,
          std::optional<int64_t> ignored = std::nullopt)
-      : here_(here), classes_(here), ignored_(ignored) {
-    const auto* label = ctx->Tensor4ArgNameAndIndex(name, 0);
+      : here_(here), ignored_(ignored) {
+    const auto* label = argument(ctx, name);
     data_ = label->raw_dptr();
     is_int64_ = label->data_type() == DataType::kInt64;
     rows_ = label->shape_view().elem_cnt();
-    if (range != nullptr) {
-      first_ = static_cast<const ClassRange*>(range)->begin;
-      classes_ = static_cast<const ClassRange*>(range)->classes;
-    }
+    const LocalRange classes = range_in(range, 0, here);
+    first_ = classes.first;
+    classes_ = classes.total;
   }
 
   int64_t at(int64_t row) const {
@@ -75,7 +59,7 @@ class Labels {
   const void* data_;
   bool is_int64_;
   int64_t rows_;
-  int64_t first_ = 0;
+  int64_t first_;
   int64_t here_;
   int64_t classes_;
   std::optional<int64_t> ignored_;

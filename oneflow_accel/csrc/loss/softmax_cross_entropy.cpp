@@ -28,40 +28,36 @@ float cross_entropy_row(const float* x, const float* label, float* prob, int64_t
   return loss;
 }
 
-class SoftmaxCrossEntropyKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowSet rows(ctx, "prediction");
-    const float* x = input(ctx, "prediction");
-    const float* label = input(ctx, "label");
-    float* prob = output(ctx, "prob");
-    float* out = output(ctx, "out");
-    rows.for_each(1, [=](int64_t row, int64_t first) {
-      out[row] = cross_entropy_row(x + first, label + first, prob + first, rows.n);
-    });
-  }
-};
+void softmax_cross_entropy_kernel(Context* ctx) {
+  const RowSet rows(ctx, "prediction");
+  const float* x = input(ctx, "prediction");
+  const float* label = input(ctx, "label");
+  float* prob = output(ctx, "prob");
+  float* out = output(ctx, "out");
+  rows.for_each(1, [=](int64_t row, int64_t first) {
+    out[row] = cross_entropy_row(x + first, label + first, prob + first, rows.n);
+  });
+}
 
-class SoftmaxCrossEntropyGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowSet rows(ctx, "prob");
-    const float* all_labels = input(ctx, "label");
-    const float* all_probs = input(ctx, "prob");
-    const float* dy = input(ctx, "dy");
-    float* prediction_diff = output(ctx, "prediction_diff");
-    rows.for_each(1, [=](int64_t row, int64_t first) {
-      const float factor = dy[row];
-      const float* prob = all_probs + first;
-      const float* label = all_labels + first;
-      float* dx = prediction_diff + first;  // may be prob
+void softmax_cross_entropy_grad_kernel(Context* ctx) {
+  const RowSet rows(ctx, "prob");
+  const float* all_labels = input(ctx, "label");
+  const float* all_probs = input(ctx, "prob");
+  const float* dy = input(ctx, "dy");
+  float* prediction_diff = output(ctx, "prediction_diff");
+  rows.for_each(1, [=](int64_t row, int64_t first) {
+    const float factor = dy[row];
+    const float* prob = all_probs + first;
+    const float* label = all_labels + first;
+    float* dx = prediction_diff + first;  // may be prob
 #pragma omp simd
-      for (int64_t i = 0; i < rows.n; ++i) { dx[i] = factor * (prob[i] - label[i]); }
-    });
-  }
-};
+    for (int64_t i = 0; i < rows.n; ++i) { dx[i] = factor * (prob[i] - label[i]); }
+  });
+}
 
-REGISTER_KERNEL("softmax_cross_entropy", make<SoftmaxCrossEntropyKernel>, is_float32_on_cpu("out"));
-REGISTER_KERNEL("softmax_cross_entropy_grad", make<SoftmaxCrossEntropyGradKernel>,
-                is_float32_on_cpu("prediction_diff"), in_place("prediction_diff", "prob"));
+REGISTER_FLOAT_KERNEL(softmax_cross_entropy_kernel, "softmax_cross_entropy", "out");
+REGISTER_FLOAT_KERNEL(softmax_cross_entropy_grad_kernel, "softmax_cross_entropy_grad",
+                      "prediction_diff", in_place("prediction_diff", "prob"));
 
 }  // namespace
 

@@ -3,7 +3,7 @@
 // read. oneDNN's sgemm packs b first. What comes next is prefetched: the processor does not look
 // past the end of a page or a row. Measured on two threads for the shapes of GPT-2 small: one row
 // 40 to 55 GB/s (sgemm 15), 8 rows 70 to 120 GFLOP/s (sgemm 30).
-#include "matmul/few_rows.h"
+#include "matmul/product.h"
 
 #include <algorithm>
 

@@ -24,8 +24,8 @@ dnnl::memory::dims padded_shape(const user_op::Tensor& tensor, std::size_t rank)
 //   broadcast_matmul_grad_b: out (M, N) = alpha a^T b with a (..., M) and b (..., N), summed over
 //     all leading dimensions;
 //   fused_matmul_bias: out (..., N) = x (..., K) weight (N, K)^T + bias (N).
-Product product_of(user_op::KernelComputeContext* ctx, const user_op::Tensor& a,
-                   const user_op::Tensor& b, const user_op::Tensor& out) {
+Product product_of(Context* ctx, const user_op::Tensor& a, const user_op::Tensor& b,
+                   const user_op::Tensor& out) {
   const auto rank = static_cast<std::size_t>(out.shape_view().NumAxes());
   const auto sizes = padded_shape(out, rank);
   const auto alpha = [=] { return static_cast<float>(ctx->Attr<double>("alpha")); };
@@ -43,38 +43,34 @@ Product product_of(user_op::KernelComputeContext* ctx, const user_op::Tensor& a,
 }
 
 template <typename T>
-class ProductKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto* out = ctx->Tensor4ArgNameAndIndex("out", 0);
-    const int64_t n = out->shape_view().elem_cnt();
-    if (n == 0) { return; }
-    const ThreadScope threads;
-    const bool linear = ctx->has_input("x", 0);
-    const char* a = linear ? "x" : "a";
-    const char* b = linear ? "weight" : "b";
-    Product product = product_of(ctx, *ctx->Tensor4ArgNameAndIndex(a, 0),
-                                 *ctx->Tensor4ArgNameAndIndex(b, 0), *out);
-    T* to = output<T>(ctx, "out");
-    // OneFlow may have given both one memory.
-    const T* addend = input_or_null<T>(ctx, "_add_to_output");
-    product.accumulate = addend != nullptr;
-    if (product.accumulate && addend != to) {
-      parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
-        std::copy(addend + begin, addend + end, to + begin);
-      });
-    }
-    run_or_throw([&] { return product.describe(); }, [&] {
-      multiply(product, input<T>(ctx, a), input<T>(ctx, b), input_or_null<T>(ctx, "bias"), to);
+void product_kernel(Context* ctx) {
+  const auto* out = argument(ctx, "out");
+  const int64_t n = out->shape_view().elem_cnt();
+  if (n == 0) { return; }
+  const ThreadScope threads;
+  const bool linear = ctx->has_input("x", 0);
+  const char* a = linear ? "x" : "a";
+  const char* b = linear ? "weight" : "b";
+  Product product = product_of(ctx, *argument(ctx, a), *argument(ctx, b), *out);
+  T* to = output<T>(ctx, "out");
+  // OneFlow may have given both one memory.
+  const T* addend = input_or_null<T>(ctx, "_add_to_output");
+  product.accumulate = addend != nullptr;
+  if (product.accumulate && addend != to) {
+    parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
+      std::copy(addend + begin, addend + end, to + begin);
     });
   }
-};
+  run_or_throw([&] { return product.describe(); },
+               [&] {
+                 multiply(product, input<T>(ctx, a), input<T>(ctx, b),
+                          input_or_null<T>(ctx, "bias"), to);
+               });
+}
 
-const auto kInPlace = in_place("out", "_add_to_output");
-REGISTER_KERNELS(ProductKernel, float, Bfloat16)("matmul", "out", kInPlace);
-REGISTER_KERNELS(ProductKernel, float, Bfloat16)("batch_matmul", "out", kInPlace);
-REGISTER_KERNELS(ProductKernel, float, Bfloat16)("broadcast_matmul", "out", kInPlace);
-REGISTER_KERNELS(ProductKernel, float, Bfloat16)("broadcast_matmul_grad_b", "out", kInPlace);
-REGISTER_KERNELS(ProductKernel, float, Bfloat16)("fused_matmul_bias", "out", kInPlace);
+REGISTER_KERNELS(product_kernel,
+                 "matmul batch_matmul broadcast_matmul broadcast_matmul_grad_b fused_matmul_bias",
+                 "out", in_place("out", "_add_to_output"));
 
 }  // namespace
 

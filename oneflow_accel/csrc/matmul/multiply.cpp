@@ -13,7 +13,6 @@
 #include "common/library.h"
 #include "common/threads.h"
 #include "elementwise/map.h"
-#include "matmul/few_rows.h"
 #include "matmul/product.h"
 
 namespace oneflow_accel {
@@ -91,11 +90,6 @@ bool primitive_is_faster(const Product& product, bool has_bias) {
   if (has_bias) { return product.n() <= 16384; }
   return product.out.size() == 2 && !product.transpose_a && product.transpose_b
          && product.k() >= std::max<int64_t>(1024, 2 * product.n());
-}
-
-template <typename From, typename To>
-void convert(const From* from, To* to, int64_t n) {
-  map(n, to, [](float x) { return x; }, from);
 }
 
 // A copy in scratch memory; null for null.

@@ -98,9 +98,8 @@ bool multiply_by_primitive(const Product& product, dnnl::memory::data_type opera
                            const void* bias, void* out) {
   KeyBuilder key("matmul");
   key.add_all(product.a).add_all(product.b).add_all(product.out);
-  key.add(product.transpose_a).add(product.transpose_b).add(product.accumulate);
-  key.add(__builtin_bit_cast(int32_t, product.alpha)).add(bias != nullptr);
-  key.add(static_cast<int64_t>(operands)).add(static_cast<int64_t>(result));
+  key.add(product.transpose_a, product.transpose_b, product.accumulate);
+  key.add(__builtin_bit_cast(int32_t, product.alpha), bias != nullptr, operands, result);
   const Call& call = PrimitiveCache<Call>::get_or_create(
       key.str(), [&] { return make_call(product, operands, result, bias != nullptr); });
   if (!call.primitive) { return false; }

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "matmul/few_rows.h"
+#include "matmul/product.h"
 #include "monarch/interleave.h"
 #include "monarch/tiles.h"
 

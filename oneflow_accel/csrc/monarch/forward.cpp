@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "matmul/few_rows.h"
+#include "matmul/product.h"
 #include "monarch/interleave.h"
 #include "monarch/tiles.h"
 

@@ -69,49 +69,33 @@ Maybe<void> infer_grad(user_op::InferContext* ctx) {
                                  << " needs as many rows of the others, not " << y_grad.ToString()
                                  << " and " << ctx->InputShape("middle", 0).ToString();
   }
-  describe_output(ctx, "x_grad", x);
-  describe_output(ctx, "blkdiag1_grad", a);
-  describe_output(ctx, "blkdiag2_grad", b);
   describe_output(ctx, "bias_grad", Shape({out_features}));
-  return Maybe<void>::Ok();
+  return describe_gradients(ctx);
 }
 
-Maybe<void> infer_types(user_op::InferContext* ctx) {
-  return infer_one_dtype(ctx, "a Monarch product");
-}
+const auto kTypes = one_dtype("a Monarch product");
 
 // Rows do not know of each other; factors and bias are the same for all of them, and their
 // gradients are sums over the rows.
 Maybe<void> split_rows(user_op::SbpContext* ctx) {
   const int64_t axes = ctx->LogicalTensorDesc4InputArgNameAndIndex("x", 0).shape().NumAxes();
-  for (int64_t axis = 0; axis + 1 < axes; ++axis) {
-    split_all_but(ctx, axis, [](const std::string& name) {
-      return name.find("blkdiag") == 0 || name.find("bias") == 0;
-    });
-  }
+  for (int64_t axis = 0; axis + 1 < axes; ++axis) { split_all_but(ctx, axis, "blkdiag bias"); }
   return Maybe<void>::Ok();
 }
 
-REGISTER_USER_OP("oneflow_accel_monarch")
-    .Input("x").Input("blkdiag1").Input("blkdiag2").OptionalInput("bias")
-    .Output("y")
-    .Attr<int64_t>("out_features")
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
+const NewOperator g_operators[] = {
+    new_operator("oneflow_accel_monarch", "x blkdiag1 blkdiag2 bias?", "y", infer, kTypes,
+                 split_rows)
+        .Attr<int64_t>("out_features"),
+    new_operator("oneflow_accel_monarch_keeping", "x blkdiag1 blkdiag2 bias?", "y middle", infer,
+                 kTypes, split_rows)
+        .Attr<int64_t>("out_features"),
+    new_operator("oneflow_accel_monarch_grad", "y_grad x blkdiag1 blkdiag2 middle",
+                 "x_grad blkdiag1_grad blkdiag2_grad bias_grad", infer_grad, kTypes, split_rows)};
 
-REGISTER_USER_OP("oneflow_accel_monarch_keeping")
-    .Input("x").Input("blkdiag1").Input("blkdiag2").OptionalInput("bias")
-    .Output("y").Output("middle")
-    .Attr<int64_t>("out_features")
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
-
-REGISTER_USER_OP("oneflow_accel_monarch_grad")
-    .Input("y_grad").Input("x").Input("blkdiag1").Input("blkdiag2").Input("middle")
-    .Output("x_grad").Output("blkdiag1_grad").Output("blkdiag2_grad").Output("bias_grad")
-    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
-
-MonarchShape shape_of(user_op::KernelComputeContext* ctx, int64_t out_features) {
-  const auto& a = ctx->Tensor4ArgNameAndIndex("blkdiag1", 0)->shape_view();
-  const auto& b = ctx->Tensor4ArgNameAndIndex("blkdiag2", 0)->shape_view();
+MonarchShape monarch_shape(Context* ctx, int64_t out_features) {
+  const auto& a = shape_of(ctx, "blkdiag1");
+  const auto& b = shape_of(ctx, "blkdiag2");
   const RowSet x(ctx, "x");
   return {x.count, x.n, out_features, a.At(0), a.At(1), a.At(2), b.At(0), b.At(1), b.At(2)};
 }
@@ -146,7 +130,7 @@ class Floats {
 
   const float* read(const T* data, int64_t n) {
     float* floats = place(const_cast<T*>(data), n);
-    if (floats != nullptr && !kThemselves) { copy(data, n, floats); }
+    if (floats != nullptr && !kThemselves) { convert(data, floats, n); }
     return floats;
   }
   // Where to write what write() then takes to `data`.
@@ -158,7 +142,7 @@ class Floats {
     }
   }
   static void write(const float* floats, int64_t n, T* data) {
-    if (floats != nullptr && !kThemselves) { copy(floats, n, data); }
+    if (floats != nullptr && !kThemselves) { convert(floats, data, n); }
   }
   // The same in rows of whole vectors.
   float* place_rows(T* data, int64_t rows, int64_t width) {
@@ -168,106 +152,97 @@ class Floats {
   static void write_rows(const float* floats, int64_t rows, int64_t width, T* data) {
     if (padded(width) == width) { return write(floats, rows * width, data); }
     for (int64_t row = 0; row < rows; ++row) {
-      copy(floats + row * padded(width), width, data + row * width);
+      convert(floats + row * padded(width), data + row * width, width);
     }
   }
 
  private:
   static constexpr bool kThemselves = std::is_same_v<T, float>;
 
-  template <typename From, typename To>
-  static void copy(const From* from, int64_t n, To* to) {
-    map(n, to, [](float x) { return x; }, from);
-  }
-
   float* next_ = nullptr;
 };
 
 template <typename T>
-class MonarchKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const MonarchShape shape = shape_of(ctx, ctx->Attr<int64_t>("out_features"));
-    if (shape.rows == 0) { return; }
-    const int64_t most = std::is_same_v<T, float> ? shape.rows : kMostRowsAtOnce;
-    run_or_throw([&] { return shape.describe(); }, [&] {
-      Floats<T> floats(shape.factors() + shape.out_features
-                           + std::min(most, shape.rows)
-                                 * (shape.in_features + shape.middle() + shape.out_features),
-                       0);
-      const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
-      const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
-      const float* bias = floats.read(input_or_null<T>(ctx, "bias"), shape.out_features);
-      T* all_kept = output_or_null<T>(ctx, "middle");
-      for_parts(shape, most, [&](int64_t begin, const MonarchShape& some) {
-        Floats<T> of_part = floats;
-        const T* x = input<T>(ctx, "x") + begin * some.in_features;
-        T* kept = all_kept == nullptr ? nullptr : all_kept + begin * some.middle();
-        T* y = output<T>(ctx, "y") + begin * some.out_features;
-        const int64_t kept_size = some.rows * some.middle();
-        const int64_t y_size = some.rows * some.out_features;
-        float* middle = of_part.place(kept, kept_size);
-        float* result = of_part.place(y, y_size);
-        monarch(some,
-                {of_part.read(x, some.rows * some.in_features), a, b, by_tiles<T>()},
-                bias, middle, result);
-        of_part.write(middle, kept_size, kept);
-        of_part.write(result, y_size, y);
-      });
-    });
-  }
-};
-
-template <typename T>
-class MonarchGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const MonarchShape shape = shape_of(ctx, RowSet(ctx, "y_grad").n);
-    run_or_throw([&] { return "gradient of " + shape.describe(); }, [&] { compute(ctx, shape); });
-  }
-
-  static void compute(user_op::KernelComputeContext* ctx, const MonarchShape& shape) {
-    const int64_t a_rows = shape.k * shape.q;
-    const int64_t b_rows = shape.l * shape.s;
-    const int64_t sums = a_rows * padded(shape.p) + b_rows * padded(shape.r);
+void monarch_kernel(Context* ctx) {
+  const MonarchShape shape = monarch_shape(ctx, ctx->Attr<int64_t>("out_features"));
+  if (shape.rows == 0) { return; }
+  const int64_t most = std::is_same_v<T, float> ? shape.rows : kMostRowsAtOnce;
+  run_or_throw([&] { return shape.describe(); }, [&] {
     Floats<T> floats(shape.factors() + shape.out_features
-                         + std::min(kMostRowsAtOnce, shape.rows)
-                               * (2 * shape.in_features + shape.middle() + shape.out_features),
-                     sums);
+                         + std::min(most, shape.rows)
+                               * (shape.in_features + shape.middle() + shape.out_features),
+                     0);
     const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
     const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
-    // Sums over all rows, so float32 up to the end.
-    T* a_out = output<T>(ctx, "blkdiag1_grad");
-    T* b_out = output<T>(ctx, "blkdiag2_grad");
-    T* bias_out = output<T>(ctx, "bias_grad");
-    float* a_grad = floats.place_rows(a_out, a_rows, shape.p);
-    float* b_grad = floats.place_rows(b_out, b_rows, shape.r);
-    float* bias_grad = floats.place(bias_out, shape.out_features);
-    if (shape.rows == 0) {
-      std::fill_n(a_grad, a_rows * padded(shape.p), 0.0F);
-      std::fill_n(b_grad, b_rows * padded(shape.r), 0.0F);
-      std::fill_n(bias_grad, shape.out_features, 0.0F);
-    }
-    for_parts(shape, kMostRowsAtOnce, [&](int64_t begin, const MonarchShape& some) {
+    const float* bias = floats.read(input_or_null<T>(ctx, "bias"), shape.out_features);
+    T* all_kept = output_or_null<T>(ctx, "middle");
+    for_parts(shape, most, [&](int64_t begin, const MonarchShape& some) {
       Floats<T> of_part = floats;
-      const auto rows = [&](const char* name, int64_t width) {
-        return of_part.read(input<T>(ctx, name) + begin * width, some.rows * width);
-      };
-      const int64_t x_size = some.rows * some.in_features;
-      T* x_grad = output<T>(ctx, "x_grad") + begin * some.in_features;
-      float* result = of_part.place(x_grad, x_size);
-      monarch_grad(some, {rows("x", some.in_features), a, b, by_tiles<T>()},
-                   rows("middle", some.middle()), rows("y_grad", some.out_features),
-                   {result, a_grad, b_grad, bias_grad}, begin > 0);
-      of_part.write(result, x_size, x_grad);
+      const T* x = input<T>(ctx, "x") + begin * some.in_features;
+      T* kept = all_kept == nullptr ? nullptr : all_kept + begin * some.middle();
+      T* y = output<T>(ctx, "y") + begin * some.out_features;
+      const int64_t kept_size = some.rows * some.middle();
+      const int64_t y_size = some.rows * some.out_features;
+      float* middle = of_part.place(kept, kept_size);
+      float* result = of_part.place(y, y_size);
+      monarch(some, {of_part.read(x, some.rows * some.in_features), a, b, by_tiles<T>()}, bias,
+              middle, result);
+      of_part.write(middle, kept_size, kept);
+      of_part.write(result, y_size, y);
     });
-    floats.write_rows(a_grad, a_rows, shape.p, a_out);
-    floats.write_rows(b_grad, b_rows, shape.r, b_out);
-    floats.write(bias_grad, shape.out_features, bias_out);
-  }
-};
+  });
+}
 
-REGISTER_KERNELS(MonarchKernel, float, Bfloat16)("oneflow_accel_monarch", "y");
-REGISTER_KERNELS(MonarchKernel, float, Bfloat16)("oneflow_accel_monarch_keeping", "y");
-REGISTER_KERNELS(MonarchGradKernel, float, Bfloat16)("oneflow_accel_monarch_grad", "x_grad");
+template <typename T>
+void monarch_grad_of(Context* ctx, const MonarchShape& shape) {
+  const int64_t a_rows = shape.k * shape.q;
+  const int64_t b_rows = shape.l * shape.s;
+  const int64_t sums = a_rows * padded(shape.p) + b_rows * padded(shape.r);
+  Floats<T> floats(shape.factors() + shape.out_features
+                       + std::min(kMostRowsAtOnce, shape.rows)
+                             * (2 * shape.in_features + shape.middle() + shape.out_features),
+                   sums);
+  const float* a = floats.read(input<T>(ctx, "blkdiag1"), shape.a_size());
+  const float* b = floats.read(input<T>(ctx, "blkdiag2"), shape.b_size());
+  // Sums over all rows, so float32 up to the end.
+  T* a_out = output<T>(ctx, "blkdiag1_grad");
+  T* b_out = output<T>(ctx, "blkdiag2_grad");
+  T* bias_out = output<T>(ctx, "bias_grad");
+  float* a_grad = floats.place_rows(a_out, a_rows, shape.p);
+  float* b_grad = floats.place_rows(b_out, b_rows, shape.r);
+  float* bias_grad = floats.place(bias_out, shape.out_features);
+  if (shape.rows == 0) {
+    std::fill_n(a_grad, a_rows * padded(shape.p), 0.0F);
+    std::fill_n(b_grad, b_rows * padded(shape.r), 0.0F);
+    std::fill_n(bias_grad, shape.out_features, 0.0F);
+  }
+  for_parts(shape, kMostRowsAtOnce, [&](int64_t begin, const MonarchShape& some) {
+    Floats<T> of_part = floats;
+    const auto rows = [&](const char* name, int64_t width) {
+      return of_part.read(input<T>(ctx, name) + begin * width, some.rows * width);
+    };
+    const int64_t x_size = some.rows * some.in_features;
+    T* x_grad = output<T>(ctx, "x_grad") + begin * some.in_features;
+    float* result = of_part.place(x_grad, x_size);
+    monarch_grad(some, {rows("x", some.in_features), a, b, by_tiles<T>()},
+                 rows("middle", some.middle()), rows("y_grad", some.out_features),
+                 {result, a_grad, b_grad, bias_grad}, begin > 0);
+    of_part.write(result, x_size, x_grad);
+  });
+  floats.write_rows(a_grad, a_rows, shape.p, a_out);
+  floats.write_rows(b_grad, b_rows, shape.r, b_out);
+  floats.write(bias_grad, shape.out_features, bias_out);
+}
+
+template <typename T>
+void monarch_grad_kernel(Context* ctx) {
+  const MonarchShape shape = monarch_shape(ctx, RowSet(ctx, "y_grad").n);
+  run_or_throw([&] { return "gradient of " + shape.describe(); },
+               [&] { monarch_grad_of<T>(ctx, shape); });
+}
+
+REGISTER_KERNELS(monarch_kernel, "oneflow_accel_monarch oneflow_accel_monarch_keeping", "y");
+REGISTER_KERNELS(monarch_grad_kernel, "oneflow_accel_monarch_grad", "x_grad");
 
 }  // namespace
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/buffer.h"
+#include "attention/block_product.h"
 #include "attention/rows.h"
 #include "common/threads.h"
 #include "monarch/monarch.h"

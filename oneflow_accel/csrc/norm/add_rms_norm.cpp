@@ -9,7 +9,6 @@
 #include "common/infer.h"
 #include "common/oneflow.h"
 #include "common/scratch.h"
-#include "common/simd_math.h"
 #include "common/threads.h"
 #include "norm/row_norm.h"
 
@@ -64,40 +63,28 @@ Maybe<void> split_rows(user_op::SbpContext* ctx) {
   }
   // Dropout knows the place of two axes only.
   if (ctx->Attr<double>("dropout") > 0.0) { axes = std::min<int64_t>(axes, 3); }
-  for (int64_t axis = 0; axis + 1 < axes; ++axis) {
-    split_all_but(ctx, axis, [](const std::string& name) {
-      return name == "weight" || name == "weight_grad" || name == "seed";
-    });
-  }
+  for (int64_t axis = 0; axis + 1 < axes; ++axis) { split_all_but(ctx, axis, "weight seed"); }
   return Maybe<void>::Ok();
 }
 
-REGISTER_USER_OP("oneflow_accel_add_rms_norm")
-    .Input("x").Input("residual").Input("weight").OptionalInput("seed")
-    .Output("y").Output("sum").Output("inv_rms")
-    .Attr<double>("epsilon").Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
-
 // The gradient of the residual is that of x too where nothing is dropped.
-REGISTER_USER_OP("oneflow_accel_add_rms_norm_grad")
-    .Input("y_grad").Input("sum_grad").Input("sum").Input("inv_rms").Input("weight")
-    .Output("residual_grad").Output("weight_grad")
-    .Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
-
-REGISTER_USER_OP("oneflow_accel_add_rms_norm_x_grad")
-    .Input("residual_grad").Input("seed")
-    .Output("x_grad")
-    .Attr<double>("dropout", 0.0)
-    .SetTensorDescInferFn(infer_x_grad).SetDataTypeInferFn(infer_types).SetGetSbpFn(split_rows);
+const NewOperator g_operators[] = {
+    new_operator("oneflow_accel_add_rms_norm", "x residual weight seed?", "y sum inv_rms", infer,
+                 infer_types, split_rows)
+        .Attr<double>("epsilon").Attr<double>("dropout", 0.0),
+    new_operator("oneflow_accel_add_rms_norm_grad", "y_grad sum_grad sum inv_rms weight",
+                 "residual_grad weight_grad", infer_grad, infer_types, split_rows)
+        .Attr<double>("dropout", 0.0),
+    new_operator("oneflow_accel_add_rms_norm_x_grad", "residual_grad seed", "x_grad", infer_x_grad,
+                 infer_types, split_rows)
+        .Attr<double>("dropout", 0.0)};
 
 // Calls fn(row, n, factors) for the rows of the argument `name`, in parallel. `factors` is what
 // dropout multiplies the row's n elements by, and may be changed; it is null without dropout.
 template <typename Fn>
-void for_each_row(user_op::KernelComputeContext* ctx, const user_op::OpKernelCache* first,
-                  const std::string& name, const Fn& fn) {
-  const auto dropout = weight_dropout(ctx, first);
-  const auto& shape = ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
+void for_each_row(Context* ctx, const KernelCache* ranges, const std::string& name, const Fn& fn) {
+  const auto dropout = weight_dropout(ctx, ranges);
+  const auto& shape = shape_of(ctx, name);
   const int64_t axes = shape.NumAxes();
   const int64_t n = shape.At(axes - 1);
   const int64_t time = axes > 2 ? shape.At(1) : 1;
@@ -141,80 +128,65 @@ double add(const X* x, const T* residual, int64_t n, T* sum) {
 }
 
 template <typename T>
-class AddRmsNormKernel final : public Kernel {
- public:
-  std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
-      user_op::KernelCacheContext* ctx) const override {
-    return first_head(ctx, "x", 0, 1);
-  }
-
- private:
-  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
-               const user_op::OpKernelCache* cache) const override {
-    const T* x = input<T>(ctx, "x");
-    const T* residual = input<T>(ctx, "residual");
-    const T* weight = input<T>(ctx, "weight");
-    T* y = output<T>(ctx, "y");
-    T* sum = output<T>(ctx, "sum");
-    float* inv_rms = output(ctx, "inv_rms");
-    const double epsilon = ctx->Attr<double>("epsilon");
-    for_each_row(ctx, cache, "x", [=](int64_t row, int64_t n, float* kept) {
-      T* total = sum + row * n;
-      double squares = 0;
-      if (kept != nullptr) {
-        multiply(x + row * n, kept, n, kept);
-        squares = add(kept, residual + row * n, n, total);
-      } else {
-        squares = add(x + row * n, residual + row * n, n, total);
-      }
-      const auto scale = static_cast<float>(1.0 / __builtin_sqrt(squares / n + epsilon));
-      inv_rms[row] = scale;
-      T* out = y + row * n;
+void add_rms_norm_kernel(Context* ctx, const KernelCache* cache) {
+  const T* x = input<T>(ctx, "x");
+  const T* residual = input<T>(ctx, "residual");
+  const T* weight = input<T>(ctx, "weight");
+  T* y = output<T>(ctx, "y");
+  T* sum = output<T>(ctx, "sum");
+  float* inv_rms = output(ctx, "inv_rms");
+  const double epsilon = ctx->Attr<double>("epsilon");
+  for_each_row(ctx, cache, "x", [=](int64_t row, int64_t n, float* kept) {
+    T* total = sum + row * n;
+    double squares = 0;
+    if (kept != nullptr) {
+      multiply(x + row * n, kept, n, kept);
+      squares = add(kept, residual + row * n, n, total);
+    } else {
+      squares = add(x + row * n, residual + row * n, n, total);
+    }
+    const auto scale = static_cast<float>(1.0 / __builtin_sqrt(squares / n + epsilon));
+    inv_rms[row] = scale;
+    T* out = y + row * n;
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) {
-        out[i] = from_float<T>(to_float(total[i]) * scale * to_float(weight[i]));
-      }
-    });
-  }
-};
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = from_float<T>(to_float(total[i]) * scale * to_float(weight[i]));
+    }
+  });
+}
 
 template <typename T>
-class AddRmsNormXGradKernel final : public Kernel {
- public:
-  std::shared_ptr<user_op::OpKernelCache> InitOpKernelCache(
-      user_op::KernelCacheContext* ctx) const override {
-    return first_head(ctx, "residual_grad", 0, 1);
-  }
-
- private:
-  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState*,
-               const user_op::OpKernelCache* cache) const override {
-    const T* residual_grad = input<T>(ctx, "residual_grad");
-    T* x_grad = output<T>(ctx, "x_grad");
-    for_each_row(ctx, cache, "residual_grad", [=](int64_t row, int64_t n, const float* kept) {
-      multiply(residual_grad + row * n, kept, n, x_grad + row * n);
-    });
-  }
-};
+void add_rms_norm_x_grad_kernel(Context* ctx, const KernelCache* cache) {
+  const T* residual_grad = input<T>(ctx, "residual_grad");
+  T* x_grad = output<T>(ctx, "x_grad");
+  for_each_row(ctx, cache, "residual_grad", [=](int64_t row, int64_t n, const float* kept) {
+    multiply(residual_grad + row * n, kept, n, x_grad + row * n);
+  });
+}
 
 template <typename T>
-class AddRmsNormGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const auto& shape = ctx->Tensor4ArgNameAndIndex("sum", 0)->shape_view();
-    const RowNormGrad<T> norm{shape.Count(0, shape.NumAxes() - 1), shape.At(shape.NumAxes() - 1),
-                              input<T>(ctx, "y_grad"), input<T>(ctx, "sum"), nullptr,
-                              input(ctx, "inv_rms")};
-    row_norm_grad(norm, input<T>(ctx, "weight"), input<T>(ctx, "sum_grad"),
-                  output<T>(ctx, "residual_grad"));
-    row_norm_param_grad<T>(norm, output<T>(ctx, "weight_grad"), nullptr);
-  }
-};
+void add_rms_norm_grad_kernel(Context* ctx) {
+  const auto& shape = shape_of(ctx, "sum");
+  const RowNormGrad<T> norm{shape.Count(0, shape.NumAxes() - 1),
+                            shape.At(shape.NumAxes() - 1),
+                            input<T>(ctx, "y_grad"),
+                            input<T>(ctx, "sum"),
+                            nullptr,
+                            input(ctx, "inv_rms")};
+  row_norm_grad(norm, input<T>(ctx, "weight"), input<T>(ctx, "sum_grad"),
+                output<T>(ctx, "residual_grad"));
+  row_norm_param_grad<T>(norm, output<T>(ctx, "weight_grad"), nullptr);
+}
 
-REGISTER_KERNELS(AddRmsNormKernel, float, Bfloat16)("oneflow_accel_add_rms_norm", "y");
-REGISTER_KERNELS(AddRmsNormGradKernel, float, Bfloat16)
-("oneflow_accel_add_rms_norm_grad", "residual_grad");
-REGISTER_KERNELS(AddRmsNormXGradKernel, float, Bfloat16)
-("oneflow_accel_add_rms_norm_x_grad", "x_grad");
+// Of the rows that dropout counts.
+std::shared_ptr<KernelCache> row_cache(user_op::KernelCacheContext* ctx) {
+  return local_ranges(ctx, ctx->has_input("x", 0) ? "x" : "residual_grad", {0, 1});
+}
+
+REGISTER_KERNELS(add_rms_norm_kernel, row_cache, "oneflow_accel_add_rms_norm", "y");
+REGISTER_KERNELS(add_rms_norm_grad_kernel, "oneflow_accel_add_rms_norm_grad", "residual_grad");
+REGISTER_KERNELS(add_rms_norm_x_grad_kernel, row_cache, "oneflow_accel_add_rms_norm_x_grad",
+                 "x_grad");
 
 }  // namespace
 

@@ -149,7 +149,6 @@ inline float* row_buffer(int64_t floats) {
   return scratch<float>(ScratchSlot::kSource, floats);
 }
 
-// Two numbers of each channel.
 struct ChannelPairs {
   std::vector<double> first;
   std::vector<double> second;

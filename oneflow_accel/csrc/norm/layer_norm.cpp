@@ -17,14 +17,13 @@ struct RowOperator {
 
   // Rows are the axes of `tensor` from that of the attribute `axis` on; rms_norm has none: they are
   // the axes of x that inv_rms lacks.
-  RowOperator(user_op::KernelComputeContext* ctx, const char* tensor, const char* axis)
+  RowOperator(Context* ctx, const char* tensor, const char* axis)
       : rms(ctx->has_input("inv_rms", 0) || ctx->has_output("inv_rms", 0)),
         gamma(rms ? "weight" : "gamma"),
         gamma_diff(rms ? "weight_grad" : "gamma_diff"),
         inv_std(rms ? "inv_rms" : "inv_variance") {
-    const auto& shape = ctx->Tensor4ArgNameAndIndex(rms ? "x" : tensor, 0)->shape_view();
-    const int64_t first = rms ? ctx->Tensor4ArgNameAndIndex(inv_std, 0)->shape_view().NumAxes()
-                              : ctx->Attr<int64_t>(axis);
+    const auto& shape = shape_of(ctx, rms ? "x" : tensor);
+    const int64_t first = rms ? shape_of(ctx, inv_std).NumAxes() : ctx->Attr<int64_t>(axis);
     const int64_t begin = first < 0 ? first + shape.NumAxes() : first;
     rows = shape.Count(0, begin);
     n = shape.Count(begin);
@@ -32,50 +31,41 @@ struct RowOperator {
 };
 
 template <typename T>
-RowNormGrad<T> grad_of(user_op::KernelComputeContext* ctx, const RowOperator& op) {
+RowNormGrad<T> grad_of(Context* ctx, const RowOperator& op) {
   using Float = RowStatistics<T>;
   return {op.rows, op.n, input_or_null<T>(ctx, "dy"), input_or_null<T>(ctx, "x"),
           input_or_null<Float>(ctx, "mean"), input<Float>(ctx, op.inv_std)};
 }
 
 template <typename T>
-class RowNormKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowOperator op(ctx, "x", "begin_norm_axis");
-    row_norm<T>({op.rows, op.n,
-                 op.rms ? ctx->Attr<float>("epsilon") : ctx->Attr<double>("epsilon"),
-                 input<T>(ctx, "x"), input_or_null<T>(ctx, op.gamma), input_or_null<T>(ctx, "beta"),
-                 output<T>(ctx, "y"), output_or_null<RowStatistics<T>>(ctx, "mean"),
-                 output<RowStatistics<T>>(ctx, op.inv_std)});
-  }
-};
+void row_norm_kernel(Context* ctx) {
+  const RowOperator op(ctx, "x", "begin_norm_axis");
+  row_norm<T>({op.rows, op.n, op.rms ? ctx->Attr<float>("epsilon") : ctx->Attr<double>("epsilon"),
+               input<T>(ctx, "x"), input_or_null<T>(ctx, op.gamma), input_or_null<T>(ctx, "beta"),
+               output<T>(ctx, "y"), output_or_null<RowStatistics<T>>(ctx, "mean"),
+               output<RowStatistics<T>>(ctx, op.inv_std)});
+}
 
 template <typename T>
-class RowNormGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowOperator op(ctx, "dy", "begin_norm_axis");
-    row_norm_grad(grad_of<T>(ctx, op), input_or_null<T>(ctx, op.gamma),
-                  input_or_null<T>(ctx, "_add_to_output"), output<T>(ctx, "dx"));
-  }
-};
+void row_norm_grad_kernel(Context* ctx) {
+  const RowOperator op(ctx, "dy", "begin_norm_axis");
+  row_norm_grad(grad_of<T>(ctx, op), input_or_null<T>(ctx, op.gamma),
+                input_or_null<T>(ctx, "_add_to_output"), output<T>(ctx, "dx"));
+}
 
 template <typename T>
-class RowNormParamGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const RowOperator op(ctx, "dy", "begin_params_axis");
-    row_norm_param_grad(grad_of<T>(ctx, op), output_or_null<T>(ctx, op.gamma_diff),
-                        output_or_null<T>(ctx, "beta_diff"));
-  }
-};
+void row_norm_param_grad_kernel(Context* ctx) {
+  const RowOperator op(ctx, "dy", "begin_params_axis");
+  row_norm_param_grad(grad_of<T>(ctx, op), output_or_null<T>(ctx, op.gamma_diff),
+                      output_or_null<T>(ctx, "beta_diff"));
+}
 
-REGISTER_KERNELS(RowNormKernel, float, double, Bfloat16)("layer_norm", "x");
+#define REGISTER_FOR_ROWS(...) REGISTER_TYPED_KERNELS((float, double, Bfloat16), __VA_ARGS__)
+REGISTER_FOR_ROWS(row_norm_kernel, "layer_norm rms_norm", "x");
 // nn.Graph adds another gradient of x here where there is one, and dx then takes its memory.
-REGISTER_KERNELS(RowNormGradKernel, float, double, Bfloat16)
-("layer_norm_grad", "dy", in_place("dx", "_add_to_output"));
-REGISTER_KERNELS(RowNormParamGradKernel, float, double, Bfloat16)("layer_norm_param_grad", "dy");
-REGISTER_KERNELS(RowNormKernel, float, double, Bfloat16)("rms_norm", "x");
-REGISTER_KERNELS(RowNormGradKernel, float, double, Bfloat16)("rms_norm_grad", "dx");
-REGISTER_KERNELS(RowNormParamGradKernel, float, double, Bfloat16)("rms_norm_param_grad", "dy");
+REGISTER_FOR_ROWS(row_norm_grad_kernel, "layer_norm_grad", "dy", in_place("dx", "_add_to_output"));
+REGISTER_FOR_ROWS(row_norm_grad_kernel, "rms_norm_grad", "dx");
+REGISTER_FOR_ROWS(row_norm_param_grad_kernel, "layer_norm_param_grad rms_norm_param_grad", "dy");
 
 }  // namespace
 

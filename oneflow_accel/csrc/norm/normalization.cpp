@@ -17,7 +17,7 @@ struct Coefficients {
   std::vector<float> scale;
   std::vector<float> shift;
 
-  Coefficients(user_op::KernelComputeContext* ctx, int64_t channels)
+  Coefficients(Context* ctx, int64_t channels)
       : mean(channels),
         scale(channels),
         shift(channels),
@@ -44,7 +44,7 @@ struct Coefficients {
   const float* beta_;
 };
 
-void set_for_inference(user_op::KernelComputeContext* ctx, Coefficients* coefficients) {
+void set_for_inference(Context* ctx, Coefficients* coefficients) {
   const float* mean = input_or_null(ctx, "moving_mean");
   const float* variance = input_or_null(ctx, "moving_variance");
   for (std::size_t c = 0; c < coefficients->mean.size(); ++c) {
@@ -55,8 +55,7 @@ void set_for_inference(user_op::KernelComputeContext* ctx, Coefficients* coeffic
 // moving = moving * momentum + batch * (1 - momentum), with the unbiased batch variance. One
 // element has none: its variance counts as 0, where oneflow's own kernel makes moving_variance NaN
 // for good. An empty batch leaves both as they are.
-void update_moving_statistics(user_op::KernelComputeContext* ctx, const ChannelView& view,
-                              const ChannelPairs& moments) {
+void update_moving_statistics(Context* ctx, const ChannelView& view, const ChannelPairs& moments) {
   const int64_t n = view.elements_per_channel();
   if (!ctx->has_input("moving_mean", 0) || n == 0) { return; }
   const double momentum = ctx->Attr<float>("momentum");
@@ -72,8 +71,7 @@ void update_moving_statistics(user_op::KernelComputeContext* ctx, const ChannelV
 }
 
 template <typename T>
-void set_for_training(user_op::KernelComputeContext* ctx, const ChannelView& view,
-                      Coefficients* coefficients) {
+void set_for_training(Context* ctx, const ChannelView& view, Coefficients* coefficients) {
   float* saved_mean = output(ctx, "mean");
   float* saved_inv_std = output(ctx, "inv_variance");
   const ChannelPairs moments = channel_moments(view, input_or_null<T>(ctx, "x"));
@@ -85,75 +83,67 @@ void set_for_training(user_op::KernelComputeContext* ctx, const ChannelView& vie
   update_moving_statistics(ctx, view, moments);
 }
 
-ChannelView view_of(user_op::KernelComputeContext* ctx) {
-  return {ctx->Tensor4ArgNameAndIndex("x", 0)->shape_view(), ctx->Attr<int32_t>("axis")};
-}
+ChannelView view_of(Context* ctx) { return {shape_of(ctx, "x"), ctx->Attr<int32_t>("axis")}; }
 
 template <typename T>
-class NormalizationKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    // Of normalization_add_relu, which OneFlow emits for training only: inference is normalization,
-    // add_n and relu.
-    auto* mask = output_or_null<int32_t>(ctx, "reserve_space");
-    const ChannelView view = view_of(ctx);
-    Coefficients coefficients(ctx, view.channels);
-    if (mask != nullptr || ctx->Attr<bool>("training")) {
-      set_for_training<T>(ctx, view, &coefficients);
-    } else {
-      set_for_inference(ctx, &coefficients);
-    }
-    normalize(view, input_or_null<T>(ctx, "x"), coefficients.mean.data(),
-              coefficients.scale.data(), coefficients.shift.data(),
-              input_or_null<T>(ctx, mask == nullptr ? "_add_to_output" : "addend"),
-              output<T>(ctx, "y"), mask);
+void normalization_kernel(Context* ctx) {
+  // Of normalization_add_relu, which OneFlow emits for training only: inference is normalization,
+  // add_n and relu.
+  auto* mask = output_or_null<int32_t>(ctx, "reserve_space");
+  const ChannelView view = view_of(ctx);
+  Coefficients coefficients(ctx, view.channels);
+  if (mask != nullptr || ctx->Attr<bool>("training")) {
+    set_for_training<T>(ctx, view, &coefficients);
+  } else {
+    set_for_inference(ctx, &coefficients);
   }
-};
+  normalize(view, input_or_null<T>(ctx, "x"), coefficients.mean.data(), coefficients.scale.data(),
+            coefficients.shift.data(),
+            input_or_null<T>(ctx, mask == nullptr ? "_add_to_output" : "addend"),
+            output<T>(ctx, "y"), mask);
+}
 
 // With x_hat = (x - mean) * inv_std over n elements per channel:
 //   beta_diff = sum(dy), gamma_diff = sum(dy * x_hat),
 //   dx = gamma * inv_std * (dy - beta_diff / n - x_hat * gamma_diff / n).
 template <typename T>
-class NormalizationGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const ChannelView view = view_of(ctx);
-    const T* dy = input<T>(ctx, "dy");
-    if (const auto* mask = input_or_null<int32_t>(ctx, "reserve_space")) {
-      // The gradient behind the relu is the addend's gradient; without one, dx holds it meanwhile.
-      T* masked = output<T>(ctx, ctx->has_output("addend_diff", 0) ? "addend_diff" : "dx");
-      apply_mask(dy, mask, masked, view.elements());
-      dy = masked;
-    }
-    const T* x = input<T>(ctx, "x");
-    const float* mean = input(ctx, "mean");
-    const float* inv_std = input(ctx, "inv_variance");
-    const float* gamma = input(ctx, "gamma");
-    float* gamma_diff = output(ctx, "gamma_diff");
-    float* beta_diff = output(ctx, "beta_diff");
-    const ChannelPairs sums = channel_gradient_sums(view, dy, x, mean);
-
-    const auto n = static_cast<double>(view.elements_per_channel());
-    std::vector<float> dy_scale(view.channels);
-    std::vector<float> x_scale(view.channels);
-    std::vector<float> shift(view.channels);
-    for (int64_t c = 0; c < view.channels; ++c) {
-      const double inv = inv_std[c];
-      const double scale = gamma[c] * inv;
-      gamma_diff[c] = static_cast<float>(sums.second[c] * inv);
-      beta_diff[c] = static_cast<float>(sums.first[c]);
-      dy_scale[c] = static_cast<float>(scale);
-      x_scale[c] = static_cast<float>(-scale * inv * inv * sums.second[c] / n);
-      shift[c] = static_cast<float>(-scale * sums.first[c] / n);
-    }
-    input_gradient(view, dy, x, mean, dy_scale.data(), x_scale.data(), shift.data(),
-                   output<T>(ctx, "dx"));
+void normalization_grad_kernel(Context* ctx) {
+  const ChannelView view = view_of(ctx);
+  const T* dy = input<T>(ctx, "dy");
+  if (const auto* mask = input_or_null<int32_t>(ctx, "reserve_space")) {
+    // The gradient behind the relu is the addend's gradient; without one, dx holds it meanwhile.
+    T* masked = output<T>(ctx, ctx->has_output("addend_diff", 0) ? "addend_diff" : "dx");
+    apply_mask(dy, mask, masked, view.elements());
+    dy = masked;
   }
-};
+  const T* x = input<T>(ctx, "x");
+  const float* mean = input(ctx, "mean");
+  const float* inv_std = input(ctx, "inv_variance");
+  const float* gamma = input(ctx, "gamma");
+  float* gamma_diff = output(ctx, "gamma_diff");
+  float* beta_diff = output(ctx, "beta_diff");
+  const ChannelPairs sums = channel_gradient_sums(view, dy, x, mean);
 
-REGISTER_KERNELS(NormalizationKernel, float, Bfloat16)
-("normalization", "y", in_place("y", "_add_to_output"));
-REGISTER_KERNELS(NormalizationKernel, float, Bfloat16)("normalization_add_relu", "y");
-REGISTER_KERNELS(NormalizationGradKernel, float, Bfloat16)("normalization_grad", "dx");
-REGISTER_KERNELS(NormalizationGradKernel, float, Bfloat16)("normalization_add_relu_grad", "dx");
+  const auto n = static_cast<double>(view.elements_per_channel());
+  std::vector<float> dy_scale(view.channels);
+  std::vector<float> x_scale(view.channels);
+  std::vector<float> shift(view.channels);
+  for (int64_t c = 0; c < view.channels; ++c) {
+    const double inv = inv_std[c];
+    const double scale = gamma[c] * inv;
+    gamma_diff[c] = static_cast<float>(sums.second[c] * inv);
+    beta_diff[c] = static_cast<float>(sums.first[c]);
+    dy_scale[c] = static_cast<float>(scale);
+    x_scale[c] = static_cast<float>(-scale * inv * inv * sums.second[c] / n);
+    shift[c] = static_cast<float>(-scale * sums.first[c] / n);
+  }
+  input_gradient(view, dy, x, mean, dy_scale.data(), x_scale.data(), shift.data(),
+                 output<T>(ctx, "dx"));
+}
+
+REGISTER_KERNELS(normalization_kernel, "normalization", "y", in_place("y", "_add_to_output"));
+REGISTER_KERNELS(normalization_kernel, "normalization_add_relu", "y");
+REGISTER_KERNELS(normalization_grad_kernel, "normalization_grad normalization_add_relu_grad", "dx");
 
 }  // namespace
 

@@ -2,7 +2,6 @@
 // multi_reduce_sum_pow_abs with p = 2 (nn.Graph's clipping).
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "common/onednn.h"
 #include "common/oneflow.h"
@@ -32,11 +31,8 @@ double square_sum(const user_op::Tensor& tensor) {
   const int64_t blocks = ceil_div(n, kBlock);
   if (blocks <= 1) { return block_sum(x, n); }
   auto* sums = scratch<double>(ScratchSlot::kReduction, blocks);
-  parallel_for(blocks, 1, [=](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t start = block * kBlock;
-      sums[block] = block_sum(x + start, std::min(kBlock, n - start));
-    }
+  for_each_block(blocks, kBlock, [=](int64_t block) {
+    sums[block] = block_sum(x + block * kBlock, std::min(kBlock, n - block * kBlock));
   });
   double total = 0.0;
   for (int64_t block = 0; block < blocks; ++block) { total += sums[block]; }
@@ -44,19 +40,15 @@ double square_sum(const user_op::Tensor& tensor) {
 }
 
 // The sum of one tensor or of several, of which the operator for one takes the root.
-class SquareSumKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    double sum = 0.0;
-    for (int32_t i = 0; i < ctx->input_size("x"); ++i) {
-      sum += square_sum(*ctx->Tensor4ArgNameAndIndex("x", i));
-    }
-    const bool root = ctx->op_type_name() == "sqrt_square_sum";
-    *output(ctx, "y") = static_cast<float>(root ? std::sqrt(sum) : sum);
-  }
-};
+void square_sum_kernel(Context* ctx) {
+  double sum = 0.0;
+  for (int32_t i = 0; i < ctx->input_size("x"); ++i) { sum += square_sum(*argument(ctx, "x", i)); }
+  const bool root = ctx->op_type_name() == "sqrt_square_sum";
+  *output(ctx, "y") = static_cast<float>(root ? std::sqrt(sum) : sum);
+}
 
-REGISTER_KERNEL("sqrt_square_sum", make<SquareSumKernel>, is_float32_on_cpu("y"));
-REGISTER_KERNEL("multi_reduce_sum_pow_abs", make<SquareSumKernel>,
+REGISTER_FLOAT_KERNEL(square_sum_kernel, "sqrt_square_sum", "y");
+REGISTER_KERNEL("multi_reduce_sum_pow_abs", kernel(square_sum_kernel),
                 is_float32_on_cpu("y") && (user_op::HobAttr<float>("p") == 2.0F));
 
 }  // namespace

@@ -24,7 +24,7 @@ struct GradientTerms {
 };
 
 // The optional one-element input `name`, or else `value`.
-float input_or(user_op::KernelComputeContext* ctx, const char* name, float value) {
+float input_or(Context* ctx, const char* name, float value) {
   return ctx->has_input(name, 0) ? *input(ctx, name) : value;
 }
 
@@ -37,14 +37,14 @@ struct Update {
   const float* gradients;
   float* parameters;
 
-  explicit Update(user_op::KernelComputeContext* ctx)
+  explicit Update(Context* ctx)
       : terms{static_cast<float>(ctx->Attr<double>("scale"))
                   * input_or(ctx, "scale_by_tensor", 1.0F),
               ctx->Attr<float>("l1"), ctx->Attr<float>("l2")},
         learning_rate(input_or(ctx, "learning_rate", ctx->Attr<float>("learning_rate_val"))
                       * ctx->Attr<float>("learning_rate_scale")),
         weight_decay(ctx->Attr<float>("weight_decay")),
-        count(ctx->Tensor4ArgNameAndIndex("model", 0)->shape_view().elem_cnt()),
+        count(shape_of(ctx, "model").elem_cnt()),
         gradients(input(ctx, "model_diff")),
         parameters(output(ctx, "model")) {}
 
@@ -65,7 +65,7 @@ struct Update {
 };
 
 // A kernel that updates parameters by calling `step`.
-template <void step(user_op::KernelComputeContext* ctx, const Update& update)>
+template <void step(Context* ctx, const Update& update)>
 class UpdateKernel final : public user_op::OpKernel {
  public:
   // The operators have no outputs, so that OneFlow counts all of them as empty.
@@ -73,20 +73,20 @@ class UpdateKernel final : public user_op::OpKernel {
 
  private:
   using user_op::OpKernel::Compute;
-  void Compute(user_op::KernelComputeContext* ctx) const override {
+  void Compute(Context* ctx) const override {
     // A mixed-precision step with infinite gradients: nothing may change.
     if (ctx->has_input("skip_if", 0) && *input<int64_t>(ctx, "skip_if") != 0) { return; }
     step(ctx, Update(ctx));
   }
 };
 
-void sgd(user_op::KernelComputeContext*, const Update& update) {
+void sgd(Context*, const Update& update) {
   const float rate = update.learning_rate;
   const float decay = update.weight_decay;
   update.apply([=](int64_t, float p, float g) { return p - rate * (g + decay * p); });
 }
 
-void momentum(user_op::KernelComputeContext* ctx, const Update& update) {
+void momentum(Context* ctx, const Update& update) {
   const float beta = ctx->Attr<float>("beta");
   const float gradient_weight = 1.0F - ctx->Attr<float>("dampening");
   // The step is momentum_weight * momentum + nesterov_weight * gradient.
@@ -104,7 +104,7 @@ void momentum(user_op::KernelComputeContext* ctx, const Update& update) {
 }
 
 // The step's direction is as torch.optim.Adam defines it.
-void adam(user_op::KernelComputeContext* ctx, const Update& update) {
+void adam(Context* ctx, const Update& update) {
   const float correction1 =
       input_or(ctx, "bias_correction1", ctx->Attr<float>("bias_correction1_val"));
   const float correction2 =
@@ -140,14 +140,13 @@ void adam(user_op::KernelComputeContext* ctx, const Update& update) {
   });
 }
 
-class RegularizeKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const GradientTerms terms{1.0F, ctx->Attr<float>("l1"), ctx->Attr<float>("l2")};
-    map(ctx->Tensor4ArgNameAndIndex("model", 0)->shape_view().elem_cnt(), output(ctx, "out"),
-        [=](float gradient, float parameter) { return terms.regularized(gradient, parameter); },
-        input(ctx, "model_diff"), input(ctx, "model"));
-  }
-};
+void regularize_kernel(Context* ctx) {
+  const GradientTerms terms{1.0F, ctx->Attr<float>("l1"), ctx->Attr<float>("l2")};
+  map(
+      shape_of(ctx, "model").elem_cnt(), output(ctx, "out"),
+      [=](float gradient, float parameter) { return terms.regularized(gradient, parameter); },
+      input(ctx, "model_diff"), input(ctx, "model"));
+}
 
 // Matches float32 parameters and gradients on the CPU. A parameter with a float16 copy to keep
 // (model_copy) stays with OneFlow's kernel.
@@ -160,8 +159,8 @@ auto is_float32_update() {
 REGISTER_KERNEL("sgd_update", make<UpdateKernel<sgd>>, is_float32_update());
 REGISTER_KERNEL("momentum_update", make<UpdateKernel<momentum>>, is_float32_update());
 REGISTER_KERNEL("adam_update", make<UpdateKernel<adam>>, is_float32_update());
-REGISTER_KERNEL("l1_l2_regularize_gradient", make<RegularizeKernel>, is_float32_on_cpu("out"),
-                in_place("out", "model_diff"));
+REGISTER_FLOAT_KERNEL(regularize_kernel, "l1_l2_regularize_gradient", "out",
+                      in_place("out", "model_diff"));
 
 }  // namespace
 

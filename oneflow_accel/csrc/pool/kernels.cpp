@@ -14,8 +14,6 @@ namespace oneflow_accel {
 
 namespace {
 
-using Context = user_op::KernelComputeContext;
-
 // One axis of a sliding window. `padding_after` bounds PoolWindow::full only: the number of outputs
 // is OneFlow's choice, and a window beyond the input is empty.
 struct SlidingAxis {
@@ -54,8 +52,8 @@ struct AdaptiveAxis {
 template <typename AxisOf>
 PoolGeometry pool_geometry(Context* ctx, bool last, const AxisOf& axis) {
   const bool is_grad = ctx->has_output("dx", 0);
-  const auto& x = ctx->Tensor4ArgNameAndIndex(is_grad ? "dx" : "x", 0)->shape_view();
-  const auto& y = ctx->Tensor4ArgNameAndIndex(is_grad ? "dy" : "y", 0)->shape_view();
+  const auto& x = shape_of(ctx, is_grad ? "dx" : "x");
+  const auto& y = shape_of(ctx, is_grad ? "dy" : "y");
   const int height = last ? 1 : 2;
   const int width = height + 1;
   const auto windows = [&](int i) {
@@ -109,50 +107,37 @@ PoolGeometry geometry_of(Context* ctx) {
 }
 
 template <typename T>
-class MaxPoolKernel final : public Kernel {
-  void Compute(Context* ctx) const override {
-    max_pool(geometry_of(ctx), input<T>(ctx, "x"), output<T>(ctx, "y"),
-             output_or_null<int64_t>(ctx, "indice"));
-  }
-};
+void max_pool_kernel(Context* ctx) {
+  max_pool(geometry_of(ctx), input<T>(ctx, "x"), output<T>(ctx, "y"),
+           output_or_null<int64_t>(ctx, "indice"));
+}
 
 template <typename T>
-class MaxPoolGradKernel final : public Kernel {
-  void Compute(Context* ctx) const override {
-    const PoolGeometry g = geometry_of(ctx);
-    const T* dy = input<T>(ctx, "dy");
-    if (ctx->has_input("indice", 0)) {
-      max_pool_grad(g, dy, input<int64_t>(ctx, "indice"), output<T>(ctx, "dx"));
-    } else {
-      max_pool_grad_from_input(g, input<T>(ctx, "x"), dy, output<T>(ctx, "dx"));
-    }
+void max_pool_grad_kernel(Context* ctx) {
+  const PoolGeometry g = geometry_of(ctx);
+  const T* dy = input<T>(ctx, "dy");
+  if (ctx->has_input("indice", 0)) {
+    max_pool_grad(g, dy, input<int64_t>(ctx, "indice"), output<T>(ctx, "dx"));
+  } else {
+    max_pool_grad_from_input(g, input<T>(ctx, "x"), dy, output<T>(ctx, "dx"));
   }
-};
+}
 
 template <typename T>
-class AveragePoolKernel final : public Kernel {
-  void Compute(Context* ctx) const override {
-    average_pool(geometry_of(ctx), input<T>(ctx, "x"), output<T>(ctx, "y"));
-  }
-};
+void average_pool_kernel(Context* ctx) {
+  average_pool(geometry_of(ctx), input<T>(ctx, "x"), output<T>(ctx, "y"));
+}
 
 template <typename T>
-class AveragePoolGradKernel final : public Kernel {
-  void Compute(Context* ctx) const override {
-    average_pool_grad(geometry_of(ctx), input<T>(ctx, "dy"), output<T>(ctx, "dx"));
-  }
-};
+void average_pool_grad_kernel(Context* ctx) {
+  average_pool_grad(geometry_of(ctx), input<T>(ctx, "dy"), output<T>(ctx, "dx"));
+}
 
-REGISTER_KERNELS(MaxPoolKernel, float, Bfloat16)("max_pool_2d", "x");
-REGISTER_KERNELS(MaxPoolGradKernel, float, Bfloat16)("max_pool_2d_grad", "dx");
-REGISTER_KERNELS(AveragePoolKernel, float, Bfloat16)("avg_pool_2d", "x");
-REGISTER_KERNELS(AveragePoolGradKernel, float, Bfloat16)("avg_pool_2d_grad", "dx");
-REGISTER_KERNELS(MaxPoolKernel, float, Bfloat16)("tf_max_pool_2d", "x");
-REGISTER_KERNELS(MaxPoolGradKernel, float, Bfloat16)("tf_max_pool_2d_grad", "dx");
-REGISTER_KERNELS(AveragePoolKernel, float, Bfloat16)("tf_avg_pool_2d", "x");
-REGISTER_KERNELS(AveragePoolGradKernel, float, Bfloat16)("tf_avg_pool_2d_grad", "dx");
-REGISTER_KERNELS(AveragePoolKernel, float, Bfloat16)("adaptive_avg_pool2d", "x");
-REGISTER_KERNELS(AveragePoolGradKernel, float, Bfloat16)("adaptive_avg_pool2d_grad", "dx");
+REGISTER_KERNELS(max_pool_kernel, "max_pool_2d tf_max_pool_2d", "x");
+REGISTER_KERNELS(max_pool_grad_kernel, "max_pool_2d_grad tf_max_pool_2d_grad", "dx");
+REGISTER_KERNELS(average_pool_kernel, "avg_pool_2d tf_avg_pool_2d adaptive_avg_pool2d", "x");
+REGISTER_KERNELS(average_pool_grad_kernel,
+                 "avg_pool_2d_grad tf_avg_pool_2d_grad adaptive_avg_pool2d_grad", "dx");
 
 }  // namespace
 

@@ -94,8 +94,7 @@ class DropoutKernel final : public Kernel {
   }
 
  private:
-  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState* state,
-               const user_op::OpKernelCache*) const override {
+  void Compute(Context* ctx, user_op::OpKernelState* state, const KernelCache*) const override {
     const T* x = input<T>(ctx, "in");
     const T* addend = input_or_null<T>(ctx, "_add_to_output");
     const uint8_t* mask = mask_bytes(ctx, "mask");
@@ -103,7 +102,7 @@ class DropoutKernel final : public Kernel {
     const float rate = ctx->Attr<float>("rate");
     const float scale = rate < 1.0F ? 1.0F / (1.0F - rate) : 0.0F;
     draw_mask<State>(state, first_word([=](float number) { return number >= rate; }),
-                     ctx->Tensor4ArgNameAndIndex("mask", 0), [&](int64_t i, int64_t count) {
+                     argument(ctx, "mask"), [&](int64_t i, int64_t count) {
                        keep_and_scale(x + i, mask + i, scale,
                                       addend == nullptr ? nullptr : addend + i, y + i, count);
                      });
@@ -111,18 +110,16 @@ class DropoutKernel final : public Kernel {
 };
 
 template <typename T>
-class DropoutGradKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const T* dy = input<T>(ctx, "dy");
-    const uint8_t* mask = mask_bytes(ctx, "mask");
-    const float scale = ctx->Attr<float>("scale");
-    T* dx = output<T>(ctx, "dx");
-    const int64_t n = ctx->Tensor4ArgNameAndIndex("dy", 0)->shape_view().elem_cnt();
-    parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
-      keep_and_scale<T, T>(dy + begin, mask + begin, scale, nullptr, dx + begin, end - begin);
-    });
-  }
-};
+void dropout_grad_kernel(Context* ctx) {
+  const T* dy = input<T>(ctx, "dy");
+  const uint8_t* mask = mask_bytes(ctx, "mask");
+  const float scale = ctx->Attr<float>("scale");
+  T* dx = output<T>(ctx, "dx");
+  const int64_t n = shape_of(ctx, "dy").elem_cnt();
+  parallel_for(n, kGrainSize, [=](int64_t begin, int64_t end) {
+    keep_and_scale<T, T>(dy + begin, mask + begin, scale, nullptr, dx + begin, end - begin);
+  });
+}
 
 class RandomMaskLikeKernel final : public Kernel {
   using State = ::oneflow::RandomMaskLikeKernelState;
@@ -136,16 +133,17 @@ class RandomMaskLikeKernel final : public Kernel {
   }
 
  private:
-  void Compute(user_op::KernelComputeContext* ctx, user_op::OpKernelState* state,
-               const user_op::OpKernelCache*) const override {
+  void Compute(Context* ctx, user_op::OpKernelState* state, const KernelCache*) const override {
     const float rate = ctx->Attr<float>("rate");
     draw_mask<State>(state, first_word([=](float number) { return number > rate; }),
-                     ctx->Tensor4ArgNameAndIndex("out", 0), [](int64_t, int64_t) {});
+                     argument(ctx, "out"), [](int64_t, int64_t) {});
   }
 };
 
-REGISTER_KERNELS(DropoutKernel, float, Bfloat16)("dropout", "out", in_place("out", "in"));
-REGISTER_KERNELS(DropoutGradKernel, float, Bfloat16)("dropout_grad", "dx", in_place("dx", "dy"));
+const auto kInPlace = in_place("out", "in");
+REGISTER_KERNEL("dropout", make<DropoutKernel<float>>, is_float32_on_cpu("out"), kInPlace);
+REGISTER_KERNEL("dropout", make<DropoutKernel<Bfloat16>>, is_bfloat16_on_cpu("out"), kInPlace);
+REGISTER_KERNELS(dropout_grad_kernel, "dropout_grad", "dx", in_place("dx", "dy"));
 REGISTER_KERNEL("random_mask_like", make<RandomMaskLikeKernel>,
                 is_on_cpu("out", DataType::kBool));
 

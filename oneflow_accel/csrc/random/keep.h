@@ -6,8 +6,7 @@
 namespace oneflow_accel::random {
 
 // Tensors of truth values as loops want them: bytes that are 0 or 1.
-inline const uint8_t* mask_bytes(user_op::KernelComputeContext* ctx,
-                                 const std::string& name) {
+inline const uint8_t* mask_bytes(Context* ctx, const std::string& name) {
   return reinterpret_cast<const uint8_t*>(input<bool>(ctx, name));
 }
 

@@ -168,25 +168,22 @@ void sum_over(const ::oneflow::ShapeView& shape, const std::vector<int32_t>& axe
     const int64_t kept = out->shape_view().elem_cnt();
     auto* sums = scratch<float>(ScratchSlot::kWeights, kept);
     sum_groups(groups, x, sums);
-    map(kept, static_cast<T*>(out->mut_raw_dptr()), [](float sum) { return sum; }, sums);
+    convert(sums, out->mut_dptr<T>(), kept);
   } else {
     sum_groups(groups, x, out->mut_dptr<T>());
   }
 }
 
 template <typename T>
-class ReduceSumKernel final : public Kernel {
-  void Compute(user_op::KernelComputeContext* ctx) const override {
-    const bool like = ctx->has_input("like", 0);
-    const char* x = like ? "x" : "input_tensor";
-    sum_over(ctx->Tensor4ArgNameAndIndex(x, 0)->shape_view(),
-             ctx->Attr<std::vector<int32_t>>("axis"), input<T>(ctx, x),
-             ctx->Tensor4ArgNameAndIndex(like ? "y" : "output_tensor", 0));
-  }
-};
+void reduce_sum_kernel(Context* ctx) {
+  const bool like = ctx->has_input("like", 0);
+  const char* x = like ? "x" : "input_tensor";
+  sum_over(shape_of(ctx, x), ctx->Attr<std::vector<int32_t>>("axis"), input<T>(ctx, x),
+           argument(ctx, like ? "y" : "output_tensor"));
+}
 
-REGISTER_KERNELS(ReduceSumKernel, float, double, Bfloat16)("reduce_sum", "output_tensor");
-REGISTER_KERNELS(ReduceSumKernel, float, double, Bfloat16)("reduce_sum_like", "y");
+REGISTER_TYPED_KERNELS((float, double, Bfloat16), reduce_sum_kernel, "reduce_sum", "output_tensor");
+REGISTER_TYPED_KERNELS((float, double, Bfloat16), reduce_sum_kernel, "reduce_sum_like", "y");
 
 }  // namespace
 

@@ -15,8 +15,8 @@ struct RowSet {
   int64_t n;
 
   RowSet(int64_t count, int64_t n) : count(count), n(n) {}
-  RowSet(user_op::KernelComputeContext* ctx, const std::string& name) {
-    const auto& shape = ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
+  RowSet(Context* ctx, const std::string& name) {
+    const auto& shape = shape_of(ctx, name);
     n = shape.At(shape.NumAxes() - 1);
     count = shape.Count(0, shape.NumAxes() - 1);
   }
@@ -30,8 +30,8 @@ struct RowSet {
 
 // How many columns a row of the argument `name` sees, as a function: in each matrix of its last two
 // axes, row i sees those up to i + diagonal. Rows are counted through all matrices.
-inline auto columns_seen(user_op::KernelComputeContext* ctx, const std::string& name) {
-  const auto& shape = ctx->Tensor4ArgNameAndIndex(name, 0)->shape_view();
+inline auto columns_seen(Context* ctx, const std::string& name) {
+  const auto& shape = shape_of(ctx, name);
   const int64_t rows = shape.At(shape.NumAxes() - 2);
   const int64_t columns = shape.At(shape.NumAxes() - 1);
   const auto diagonal = ctx->Attr<int64_t>("diagonal");

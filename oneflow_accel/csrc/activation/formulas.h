@@ -1,4 +1,5 @@
-// GELU of one float, exact (Hendrycks and Gimpel 2016, section 2) and in its form with tanh.
+// GELU of one float, exact (Hendrycks and Gimpel 2016, section 2) and in its form with tanh, and
+// SiLU.
 //
 // Phi(x) - 1/2 and the slope less 1/2 are odd functions of x that level off: each is
 // x P(x^2) / Q(x^2) up to where it is level in float32, and that value beyond. The coefficients are
@@ -50,5 +51,22 @@ ONEFLOW_ACCEL_INLINE float fast_gelu_gate(float x) {
 }
 
 ONEFLOW_ACCEL_INLINE float fast_gelu(float x) { return x * simd::sigmoid(fast_gelu_gate(x)); }
+
+// x sigmoid(x), which the kernels of silu and of convolutions share, and the gradient of
+// x sigmoid(u(x)), which silu, quick_gelu and the tanh form of gelu share.
+ONEFLOW_ACCEL_INLINE float silu(float x) { return x * simd::sigmoid(x); }
+
+// s + x u' s (1 - s) with s = sigmoid(u). 1 - s is e^-u s, which keeps its digits where s is
+// near 1. NaN where x is infinite, as the formula has it.
+ONEFLOW_ACCEL_INLINE float gated_slope(float x, float u, float u_slope) {
+  // From here on it is level in float32: 0 or 1. What is left of e^-u would not be small times a
+  // huge x.
+  constexpr float kLevel = 87.0F;
+  const float e = simd::exp(-u);
+  const float s = 1.0F / (1.0F + e);
+  const float slope = s + x * u_slope * (e * s * s);
+  const float from_below = u < -kLevel ? 0.0F : slope;
+  return (u > kLevel ? 1.0F : from_below) + (x - x);
+}
 
 }  // namespace oneflow_accel
