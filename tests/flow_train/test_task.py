@@ -99,20 +99,12 @@ def logged(folder: Path, split: str, name: str) -> dict[int, float]:
     return {line["step"]: line["values"][name] for line in lines if line["split"] == split}
 
 
-@pytest.mark.parametrize(
-    "way",
-    [{}, {"graph": True}, {"batch": 4, "accumulate": 2}],
-    ids=["eager", "graph", "accumulated"],
-)
+@pytest.mark.parametrize("way", [{}, {"graph": True}, {"batch": 4, "accumulate": 2}], ids=str)
 def test_losses_and_perplexities_are_those_of_the_definition(way, tmp_path) -> None:
     """A part of a batch weighs as much as it has labels."""
     trainer = train(tmp_path, **way)
-    losses = logged(tmp_path, "train", "loss")
-    assert [losses[step] for step in sorted(losses)] == pytest.approx(expected(6), rel=1e-5)
-    perplexities = logged(tmp_path, "train", "perplexity")
-    assert [perplexities[step] for step in sorted(perplexities)] == pytest.approx(
-        np.exp(expected(6)), rel=1e-5
-    )
+    for name, wanted in (("loss", expected(6)), ("perplexity", np.exp(expected(6)))):
+        assert list(logged(tmp_path, "train", name).values()) == pytest.approx(wanted, rel=1e-5)
     # Of 8 sentences of 4 labels, two or three lack the last.
     assert logged(tmp_path, "train", "tokens_per_second")[1] > 0
     assert trainer.metrics["val/perplexity"] < trainer.metrics["train/perplexity"]
@@ -120,13 +112,11 @@ def test_losses_and_perplexities_are_those_of_the_definition(way, tmp_path) -> N
 
 def test_a_run_of_iterations_is_evaluated_kept_and_stopped_within_an_epoch(tmp_path) -> None:
     """Three steps an epoch, an evaluation every two; 'better' is by more than the loss can fall."""
-    hooks = {
-        "early_stopping": EarlyStopping(
-            keys.EarlyStopping(monitor="val/loss", mode="min", patience=2, min_delta=10.0)
-        ),
-        "model_checkpoint": ModelCheckpoint(
-            keys.ModelCheckpoint(monitor="val/perplexity", mode="min", save_last=False)
-        ),
+    stopping = {"monitor": "val/loss", "mode": "min", "patience": 2, "min_delta": 10.0}
+    keeping = {"monitor": "val/perplexity", "mode": "min", "save_last": False}
+    hooks: dict[str, Hook] = {
+        "early_stopping": EarlyStopping(keys.EarlyStopping(**stopping)),
+        "model_checkpoint": ModelCheckpoint(keys.ModelCheckpoint(**keeping)),
     }
     limits = {"max_epochs": None, "max_steps": 100, "val_every_steps": 2}
     trainer = train(tmp_path, hooks, **limits)
@@ -142,11 +132,8 @@ def test_a_run_goes_on_from_within_an_epoch(tmp_path) -> None:
     limits = {"max_epochs": None, "val_every_steps": 2}
     train(tmp_path / "whole", max_steps=8, **limits)
     for steps in (4, 8):
-        hooks = {
-            "model_checkpoint": ModelCheckpoint(
-                keys.ModelCheckpoint(monitor="val/loss", mode="min")
-            )
-        }
+        settings = keys.ModelCheckpoint(monitor="val/loss", mode="min")
+        hooks: dict[str, Hook] = {"model_checkpoint": ModelCheckpoint(settings)}
         train(tmp_path / "parts", hooks, max_steps=steps, **limits)
     for split in ("train", "val"):
         whole, parts = (logged(tmp_path / each, split, "loss") for each in ("whole", "parts"))

@@ -70,10 +70,9 @@ def reference(mixup: Mixup, images: np.ndarray, labels: np.ndarray, mixing: Mixi
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
-@pytest.mark.parametrize("size", [8, 7, 1])
-def test_every_mode_mixes_with_the_reversed_batch(mode, size):
+def test_every_mode_mixes_with_the_reversed_batch(mode):
     mixup = Mixup(CLASSES, mixup_alpha=0.8, cutmix_alpha=1.0, mode=mode, prob=0.8)
-    for seed in range(6):
+    for seed, size in enumerate((8, 7, 7, 8, 1)):
         images, labels = batch(size, seed)
         mixing = mixup.draw(images.shape, np.random.default_rng(seed))
         expected, expected_targets = reference(mixup, images, labels, mixing)
@@ -81,7 +80,6 @@ def test_every_mode_mixes_with_the_reversed_batch(mode, size):
         assert mixed.dtype == targets.dtype == np.float32
         np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(targets, expected_targets, atol=1e-6)
-        np.testing.assert_allclose(targets.sum(axis=1), 1, atol=1e-6)
         if mode == "batch":
             assert len(set(mixing.shares.tolist())) == 1
         if mode == "pair":
@@ -93,14 +91,11 @@ def draws(mixup: Mixup, count: int) -> list[Mixing]:
     return [mixup.draw((2, 3, 64, 64), np.random.default_rng((9, n))) for n in range(count)]
 
 
-def test_distribution_of_mixup():
+def test_distributions():
     # Beta(0.8, 0.8): mean 1/2, variance 1 / (4 (2 alpha + 1)).
     shares = np.array([d.shares[0] for d in draws(Mixup(2, mixup_alpha=0.8), 4000)])
     assert shares.mean() == pytest.approx(0.5, abs=0.02)
     assert shares.var() == pytest.approx(1 / (4 * 2.6), rel=0.05)
-
-
-def test_distribution_of_cutmix():
     mixings = draws(Mixup(2, mixup_alpha=0, cutmix_alpha=1.0), 4000)
     assert all(d.cut.all() for d in mixings)
     boxes = np.array([d.boxes[0] for d in mixings])
@@ -112,8 +107,7 @@ def test_distribution_of_cutmix():
     # A side of s = sqrt(1 - lambda), centered uniformly and cut off, has s (1 - s / 4) left on
     # average; with lambda uniform the mean area is the integral of 2 s^3 (1 - s / 4)^2.
     s = np.linspace(0, 1, 10001)
-    expected = np.trapz(2 * s**3 * (1 - s / 4) ** 2, s)
-    assert areas.mean() == pytest.approx(expected, abs=0.02)
+    assert areas.mean() == pytest.approx(np.trapz(2 * s**3 * (1 - s / 4) ** 2, s), abs=0.02)
 
 
 def test_probabilities():
@@ -157,15 +151,6 @@ def test_draws_come_from_seed_epoch_and_batch():
     assert np.abs(mixed(elem, 1, 1, 2, 3).labels - mixed(elem, 1, 0, 2, 3).labels).max() > 1e-3
 
 
-def test_label_smoothing():
-    mixup = Mixup(5, mixup_alpha=1.0, label_smoothing=0.2, prob=0.0)
-    _, targets = mixup(
-        np.zeros((2, 1, 2, 2), np.float32), np.array([1, 4]), np.random.default_rng()
-    )
-    expected = 0.8 * np.eye(5)[[1, 4]] + 0.2 / 5
-    np.testing.assert_allclose(targets, expected, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -183,16 +168,9 @@ def test_wrong_configurations_are_named(config, message):
 
 
 def test_configurations():
-    upstream = {
-        "_target_": "src.datamodules.timm_mixup.TimmMixup",
-        "mixup_alpha": 0.8,
-        "cutmix_alpha": 1.0,
-        "prob": 1.0,
-        "switch_prob": 0.5,
-        "mode": "batch",
-        "label_smoothing": 0.0,
-        "num_classes": CLASSES,
-    }
+    upstream = {"_target_": "src.datamodules.timm_mixup.TimmMixup", "num_classes": CLASSES}
+    upstream |= {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "prob": 1.0, "switch_prob": 0.5}
+    upstream |= {"mode": "batch", "label_smoothing": 0.0}
     assert build_mixup(upstream, CLASSES) == Mixup(CLASSES, 0.8, 1.0)
     assert build_mixup(None, CLASSES) is None
     assert build_mixup({"mixup_alpha": 0.0, "cutmix_alpha": 0.0}, CLASSES) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from oneflow_accel.errors import DataError
@@ -11,7 +12,7 @@ from oneflow_accel.errors import DataError
 import numpy as np
 import pytest
 
-from flow_train.data.mnist import MnistImages, read_idx
+from flow_train.data.mnist import MnistImages
 from flow_train.data.transforms import IMAGENET, Normalization, PlainTransform
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
@@ -28,11 +29,6 @@ def test_the_real_files(mnist_folder):
         assert images.pixels.shape == (count, 28, 28)
         header = bytes((0, 0, 8, 3)) + b"".join(n.to_bytes(4, "big") for n in (count, 28, 28))
         assert hashlib.md5(header + images.pixels.tobytes()).hexdigest() == published
-        assert np.bincount(images.labels).min() > 0.08 * count
-    # The statistics that the transform normalizes with are those of the training images.
-    pixels = MnistImages(mnist_folder, "train").pixels / 255
-    assert pixels.mean() == pytest.approx(0.1307, abs=1e-4)
-    assert pixels.std() == pytest.approx(0.3081, abs=1e-4)
 
 
 def test_images_labels_and_names(digits):
@@ -78,38 +74,38 @@ def corrupted(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
 
 
+def wrong_checksum(data: bytes) -> bytes:
+    return data[:-8] + bytes([data[-8] ^ 0xFF]) + data[-7:]
+
+
+def repacked(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    return lambda data: gzip.compress(change(gzip.decompress(data)))
+
+
+HUGE = b"\0\0\x08\x03" + b"\xff" * 12
+TWO_LABELS = b"\0\0\x08\x01\0\0\0\x02\x01\x02"
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
         (TRAIN_IMAGES, lambda data: data[:2000], "cannot read|only"),
         (TRAIN_IMAGES, corrupted, "cannot read"),
+        (TRAIN_LABELS, wrong_checksum, "cannot read .*CRC"),
         (TRAIN_IMAGES, lambda data: b"", "is not an IDX file .* begins with nothing"),
         (TRAIN_IMAGES, lambda data: b"<html>404", "is not an IDX file .* 3c 68 74 6d"),
-        (TRAIN_IMAGES, lambda data: gzip.compress(b"<html>404 not found"), "is not an IDX file"),
         (
             TRAIN_IMAGES,
-            lambda data: gzip.compress(gzip.decompress(data)[:-100]),
-            "should hold 235200 bytes of data and has only 235100",
+            repacked(lambda idx: idx[:-100]),
+            "235200 bytes of data and has only 235100",
         ),
-        (
-            TRAIN_IMAGES,
-            lambda data: gzip.compress(gzip.decompress(data) + b"x"),
-            "should hold 235200 bytes of data and has more",
-        ),
-        (
-            TRAIN_IMAGES,
-            lambda data: gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12),
-            "claims to hold an array",
-        ),
+        (TRAIN_IMAGES, repacked(lambda idx: idx + b"x"), "235200 bytes of data and has more"),
+        (TRAIN_IMAGES, repacked(lambda _: HUGE), "claims to hold an array"),
+        (TRAIN_LABELS, repacked(lambda idx: TWO_LABELS), "300 images and .* 2 labels"),
         (
             TRAIN_LABELS,
-            lambda data: gzip.compress(b"\0\0\x08\x01\0\0\0\x02\x01\x02"),
-            "300 images and .* 2 labels",
-        ),
-        (
-            TRAIN_LABELS,
-            lambda data: gzip.compress(b"\0\0\x08\x01\0\0\x01\x2c" + bytes([200] * 300)),
-            "has the label 200; labels are 0 to 9",
+            repacked(lambda idx: idx[:-1] + b"\xc8"),
+            "has the label 200; labels are 0 to",
         ),
     ],
 )
@@ -127,12 +123,3 @@ def test_missing_files_are_named(digits):
         MnistImages(digits, "train")
     with pytest.raises(DataError, match=r"no train-images-idx3-ubyte\.gz"):
         MnistImages(digits / "nowhere", "train")
-
-
-def test_the_checksum_of_gzip_is_checked(digits):
-    path = digits / TRAIN_LABELS
-    data = bytearray(path.read_bytes())
-    data[-8] ^= 0xFF
-    path.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=r"cannot read .*CRC"):
-        read_idx(path, 1)

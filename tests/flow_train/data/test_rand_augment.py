@@ -69,8 +69,6 @@ def test_descriptions_mean_what_they_mean_to_timm(timm_golden):
         ("rand-m9-z3", "cannot read the part 'z3'"),
         ("rand-m", "cannot read the part 'm'"),
         ("rand-m9-m8", "cannot read the part 'm8'"),
-        ("rand--m9", "cannot read the part ''"),
-        ("rand-m-9", "cannot read the part 'm'"),
         ("rand-inc2", "inc2 is out of range"),
         ("rand-n0", "n0 is out of range"),
         ("rand-n1.5", "n1.5 is out of range"),
@@ -82,25 +80,6 @@ def test_descriptions_mean_what_they_mean_to_timm(timm_golden):
 def test_wrong_descriptions_are_named(text, message):
     with pytest.raises(UserError, match=message):
         parse_rand_augment(text)
-
-
-def test_the_generator_alone_decides():
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8))
-    policy = parse_rand_augment("rand-m9-mstd0.5-inc1")
-    results = [np.asarray(policy(image, np.random.default_rng(seed))) for seed in (1, 1, 2, 3)]
-    np.testing.assert_array_equal(results[0], results[1])
-    assert any((results[0] != other).any() for other in results[2:])
-    assert all(result.shape == (20, 24, 3) for result in results)
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_every_operation_takes_both_modes(mode):
-    image = Image.new(mode, (7, 5), 77 if mode == "L" else (10, 20, 30))
-    rng = np.random.default_rng(0)
-    for inc in (False, True):
-        for name in OPERATIONS:
-            result = RandAugment(inc=inc).apply(name, image, 9.0, rng)
-            assert (result.mode, result.size) == (mode, (7, 5)), name
 
 
 def test_operations_are_drawn_evenly():

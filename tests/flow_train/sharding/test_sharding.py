@@ -44,33 +44,31 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"bfloat16": True},
     "bfloat16, activations kept": {"recompute": False, "bfloat16": True},
 }
-MODES = list(CASES)[:7]
-UNCOMMON = {
-    f"{kind}, {mode}": {**CASES[mode], "kind": kind}
-    for kind in (*TOKENS, "resnet, mixed")
-    for mode in MODES
-}
 if not plugin.state().loaded:
     CASES = {name: case for name, case in CASES.items() if "bfloat16" not in name}
-
-
+MODES = list(CASES)[:7]
 MESHES = {"one row": {}, "rows of two": {"rows": 2}, "rows of one": {"rows": 1, "flatten": True}}
 
 
-# Without shared memory pieces are sent.
-SENT = {name: CASES[name] for name in MODES} | UNCOMMON
+def uncommon(*modes: str) -> dict[str, dict[str, Any]]:
+    """Each uncommon model in each of some modes."""
+    kinds = (*TOKENS, "resnet, mixed")
+    return {f"{kind}, {mode}": {**CASES[mode], "kind": kind} for kind in kinds for mode in modes}
 
 
-@pytest.mark.parametrize(
-    ("processes", "cases", "memory"),
-    [
-        (1, UNCOMMON, "on"),
-        (2, CASES | UNCOMMON, "on"),
-        (2, SENT, "off"),
-        (4, MESHES, "on"),
-    ],
-    ids=["1", "2", "2, sent", "4"],
-)
+RUNS = {
+    "2": (2, CASES | uncommon("recomputed", "weights kept", "prefetched, activations kept"), "on"),
+    # Without shared memory pieces are sent.
+    "2, sent": (
+        2,
+        {name: CASES[name] for name in MODES} | uncommon("flat", "activations kept"),
+        "off",
+    ),
+    "4": (4, MESHES, "on"),
+}
+
+
+@pytest.mark.parametrize(("processes", "cases", "memory"), RUNS.values(), ids=RUNS)
 def test_cut_models_train_as_whole_ones(
     tmp_path: Path, processes: int, cases: Any, memory: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""The rows of ViTAE: what our side runs, and what makes up a step of it."""
+"""The rows of ViTAE and of small operations: what our side and stock OneFlow run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import inspect
 
 import oneflow as flow
 
+from benchmarks.__main__ import Bench
+from benchmarks.both import Both
 from benchmarks.breakdown import STEP, Breakdown
-from benchmarks.items import all_items
+from benchmarks.items import all_items, chosen_items
 from benchmarks.ours import models
 from flow_train.metrics.macs import count_macs
 from monarch_flow.models import create_model, list_models
@@ -24,26 +26,18 @@ NARROW = {
 
 def test_items_name_models_and_arguments_that_there_are() -> None:
     items = [item for item in all_items() if item.group == "vitae"]
+    assert items
     for item in items:
         assert item.params["model"] in list_models()
         assert item.kind in models.MAKERS
         sizes = ("batch", "size", "dtype")
         made_of = {name: value for name, value in item.params.items() if name not in sizes}
         inspect.signature(models.vitae).bind(**made_of)
-    # Every Monarch model beside PyTorch's and, in turn, beside our own dense one.
-    training = [item for item in items if item.kind == "vitae_train"]
-    mixed = [item for item in training if item.precision == "bfloat16"]
-    assert [item.name for item in mixed] == ["dense vitae-tiny train b8, 224 px, bf16"]
-    items.remove(mixed[0])
-    trained = [item for item in items if item.kind == "vitae_train"]
+    # Every Monarch model is trained beside PyTorch's and, in turn, beside our own dense one.
+    trained = [item for item in items if item.kind == "vitae_train" and item.precision == "float32"]
     over_dense = [item for item in trained if item.against]
     assert len(trained) == 3 * len(over_dense) > 0
     assert all(item.bar == 1.05 for item in over_dense)
-    # Inference of both, all beside PyTorch.
-    inferred = [item for item in items if item.kind == "vitae_inference"]
-    assert len(inferred) == 2 * 3
-    assert all(item.peers and not item.against for item in inferred)
-    assert len(trained) + len(inferred) == len(items)
 
 
 def test_a_step_trains() -> None:
@@ -75,3 +69,19 @@ def test_the_parts_of_a_step() -> None:
     assert macs == rows[STEP].macs == count_macs(model, 32)
     assert rows["head"].macs == 32 * 5
     assert not [name for name in found.parts if ".RC.attn." in name]
+
+
+def test_every_item_runs() -> None:
+    items = chosen_items(["small"], None)
+    assert [item.kind for item in items] == ["chain", "item", "sum_item", "mlp_train"]
+    for item in items:
+        step = Both(flow).makers()[item.kind](**item.params)
+        step()
+        step()
+
+
+def test_stock_oneflow_has_its_worker_thread() -> None:
+    stock = Bench("python3", 1, 1, stock=True).stock
+    assert stock is not None
+    assert stock.env["ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"] == "1"
+    assert stock.env["ONEFLOW_ACCEL_PLUGIN"] == "off"
