@@ -221,41 +221,51 @@ def folder(tmp_path: Path, shapes: Path, prompts: dict[str, str]) -> Path:  # no
     return tmp_path
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("names", [("main", "monarch", "vit"), ("libai", "llama")], ids="-".join)
 def test_all_go_on_from_one_checkpoint_or_none_does(
     folder: Path,
     environment: dict[str, str],  # noqa: F811
     capsys: pytest.CaptureFixture[str],
-    name: str,
+    names: Sequence[str],
 ) -> None:
-    asked = list(lines(SYSTEMS[name], folder))
-    if name == "libai":
-        asked += generated(folder)
+    data, asked = list(folder.iterdir()), []
+    for name in names:
+        own = folder / name
+        own.mkdir()
+        for entry in data:
+            (own / entry.name).symlink_to(entry)
+        asked += lines(SYSTEMS[name], own)
+        if name == "libai":
+            asked += generated(own)
     command = several_runs([words for words, _ in asked], "on")
-    result = run_distributed(command, 2, timeout=150, env=environment, cwd=PROJECTS)
+    result = run_distributed(command, 2, timeout=300, env=environment, cwd=PROJECTS)
     texts = [line.removeprefix("ended: ") for line in result.stdout.splitlines()]
     ends = [json.loads(text) for text in texts if text.startswith('{"line"')]
     assert len(ends) == 2 * len(asked), result.stdout[-5000:]
     for end in ends:
         words, said = asked[end["line"]]
         assert (end["code"], said in end["said"]) == (2 if said else 0, True), (words, end)
-    if name in ("libai", "llama"):
-        # The rate of a step depends on the run's length.
-        assert list(libai_losses(folder / "first-0")) == [1, 2, 3, 4]
-        assert not list(folder.glob("first-1/checkpoints/step-*"))
-        return
-    for rank in (0, 1):
-        files = {path.name for path in folder.glob(f"cut-{rank}/checkpoints/*/*")}
-        assert files == {f"shard-{rank:05d}-of-00002.safetensors", "state.json"}
-    if not SYSTEMS[name].full:
-        assert list(losses(folder / "first-0")) == [1, 2, 3, 4]
-        return
-    whole = losses(folder / "whole")
-    assert losses(folder / "first-0") == whole
-    assert [losses(folder / f"{out}-0")[4] for out in ("second", "steps")] == [whole[4]] * 2
-    assert losses(folder / "cut-0") == losses(folder / "cut")
+    for name in names:
+        own, log = folder / name, libai_losses if "libai" in names else losses
+        assert list(log(own / "first-0")) == [1, 2, 3, 4]
+        if "libai" in names:
+            # The first process writes for all.
+            assert not list(own.glob("first-1/checkpoints/step-*"))
+            continue
+        for rank in (0, 1):
+            files = {path.name for path in own.glob(f"cut-{rank}/checkpoints/*/*")}
+            assert files == {f"shard-{rank:05d}-of-00002.safetensors", "state.json"}
+    if "main" in names:
+        assert_main_went_on(folder / "main", capsys)
+
+
+def assert_main_went_on(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = losses(own / "whole")
+    assert losses(own / "first-0") == whole
+    assert [losses(own / f"{out}-0")[4] for out in ("second", "steps")] == [whole[4]] * 2
+    assert losses(own / "cut-0") == losses(own / "cut")
     # One process needs all shards on its machine.
-    newest, theirs = (max(folder.glob(f"cut-{rank}/checkpoints/step-*")) for rank in (0, 1))
+    newest, theirs = (max(own.glob(f"cut-{rank}/checkpoints/step-*")) for rank in (0, 1))
     put_together = ["--ckpt_prefix", str(newest)]
     assert consolidate.main(put_together) == 2
     assert f"shard-00001-of-00002.safetensors {MISSING}" in capsys.readouterr().err

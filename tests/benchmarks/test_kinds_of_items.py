@@ -8,20 +8,9 @@ import oneflow as flow
 
 from benchmarks.__main__ import Bench
 from benchmarks.both import Both
-from benchmarks.breakdown import STEP, Breakdown
 from benchmarks.items import all_items, chosen_items
 from benchmarks.ours import models
-from flow_train.metrics.macs import count_macs
-from monarch_flow.models import create_model, list_models
-
-NARROW = {
-    "embed_dims": [8, 8, 16],
-    "token_dims": [8, 16, 32],
-    "depth": 2,
-    "num_heads": 4,
-    "conv_groups": 8,
-    "num_classes": 5,
-}
+from monarch_flow.models import list_models
 
 
 def test_items_name_models_and_arguments_that_there_are() -> None:
@@ -44,31 +33,6 @@ def test_a_step_trains() -> None:
     train = models.MAKERS["vitae_train"]
     step = train(model="ViTAE_basic_Tiny", batch=1, size=32, monarch=True)
     step()
-
-
-def test_the_parts_of_a_step() -> None:
-    model = create_model("ViTAE_basic_Tiny", **NARROW, mlp_cfg="monarch").train()
-    found = Breakdown(model, flow.randn(2, 3, 32, 32), lambda: None)
-    found.round()
-    rows = {row.kind: row for row in found.rows()}
-    assert {kind: row.modules for kind, row in rows.items()} == {
-        "embedding at several dilations": 3,
-        "convolutions of reduction cells": 2,
-        "performer": 2,
-        "convolutions of normal cells": 2,
-        "attention": 2,
-        "MLP": 2,
-        "layer norm": 4,
-        "sums and maps of cells": 5,
-        "head": 1,
-        "optimizer": 1,
-        "rest": 0,
-        "whole step": 1,
-    }
-    macs = sum(row.macs for kind, row in rows.items() if kind != STEP)
-    assert macs == rows[STEP].macs == count_macs(model, 32)
-    assert rows["head"].macs == 32 * 5
-    assert not [name for name in found.parts if ".RC.attn." in name]
 
 
 def test_every_item_runs() -> None:

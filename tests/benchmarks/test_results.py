@@ -43,9 +43,8 @@ def test_below_its_bar() -> None:
 
 def test_rows_measured_again_take_the_place_of_the_old_ones() -> None:
     old = [row("relu", "1.0"), row("add", "0.9")]
-    assert results.replaced(old, [row("add", "1.1")]) == [row("relu", "1.0"), row("add", "1.1")]
-    new = results.replaced(old, [row("gelu", "1.2")])
-    assert new == [*old, row("gelu", "1.2")]
+    new = [row("add", "1.1"), row("gelu", "1.2")]
+    assert results.replaced(old, new) == [row("relu", "1.0"), *new]
 
 
 def test_origin_names_every_machine_and_the_time_between() -> None:

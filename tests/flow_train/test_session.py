@@ -86,11 +86,20 @@ def train_on_tokens(folder: Path, *, graph: bool) -> None:
 
 
 PROGRAM = """
-import sys
+import math, sys
 from pathlib import Path
+from oneflow_accel import distributed
+import oneflow as flow
+from flow_train.metrics.log import NonFiniteLossError, StepWindow
 from tests.flow_train.test_session import train_on_tokens
 for way in ("eager", "graph"):
     train_on_tokens(Path(sys.argv[1], way), graph=way == "graph")
+window = StepWindow()
+window.add(3, loss=flow.tensor(math.nan if distributed.rank() == 1 else 1.0))
+try:
+    window.fetch(reduce=True)
+except NonFiniteLossError as error:
+    print("not finite at step", error.step, flush=True)
 """
 
 
@@ -99,6 +108,7 @@ def test_two_processes_train_as_one(tmp_path) -> None:
     program.write_text(PROGRAM)
     done = run_distributed([program, tmp_path], 2, timeout=200)
     assert done.returncode == 0, done.stdout
+    assert done.stdout.count("not finite at step 3") == 2
     for way in ("eager", "graph"):
         train_on_tokens(tmp_path / "one" / way, graph=way == "graph")
         one, two = (

@@ -3,8 +3,6 @@ making a step, evaluated and stopped within an epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import agreed_checkpoint
 from flow_train.config import keys
+from flow_train.data.arrays import ArrayLoader
 from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint
 from flow_train.loop import Data, Identity, Trainer
 from flow_train.metrics.log import read_metrics
@@ -28,32 +27,13 @@ from flow_train.task import IGNORED, TokenTask
 WORDS, LENGTH, ROWS, LR = 5, 4, 24, 0.5
 
 
-@dataclass
-class Tokens:
+def arrays() -> dict[str, np.ndarray]:
     """Sentences in which each word is followed by the next one, in the order of their numbers."""
-
-    batch_size: int
-    epoch: int = 0
-    start: int = 0
-    global_batch_size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.global_batch_size = self.batch_size
-
-    def __len__(self) -> int:
-        return ROWS // self.batch_size
-
-    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        self.epoch, self.start = epoch, start_batch
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        first = np.random.default_rng(self.epoch).integers(WORDS, size=(ROWS, 1))
-        words = (first + np.arange(LENGTH + 1)) % WORDS
-        labels = words[:, 1:].copy()
-        labels[::3, -1] = IGNORED
-        for number in range(self.start, len(self)):
-            rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
-            yield {"tokens": words[rows, :-1], "labels": labels[rows]}
+    first = np.random.default_rng(0).integers(WORDS, size=(ROWS, 1))
+    words = (first + np.arange(LENGTH + 1)) % WORDS
+    labels = words[:, 1:].copy()
+    labels[::3, -1] = IGNORED
+    return {"tokens": words[:, :-1], "labels": labels}
 
 
 def make_model() -> nn.Module:
@@ -69,17 +49,19 @@ def train(
         return flow.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
 
     settings = TrainerOptions(**{"max_epochs": 2, "log_every": 1, **options})
+    data = Data(*(ArrayLoader(arrays(), batch, train=each) for each in (True, False)))
     recipe = Recipe(sgd, lambda epoch: LR, settings, hooks or {})
     with Session(folder, Identity("words"), "auto", seed=0) as run:
         model = run.load(make_model())
-        return run.fit(model, TokenTask(), Data(Tokens(batch), Tokens(batch)), recipe)
+        return run.fit(model, TokenTask(), data, recipe)
 
 
 def expected(steps: int) -> list[float]:
     """Losses of steps of 8 sentences by the definition."""
     weight, velocity, losses = np.eye(WORDS), np.zeros((WORDS, WORDS)), []
+    loader = ArrayLoader(arrays(), 8, train=True)
     for epoch in range(2):
-        loader = Tokens(8, epoch)
+        loader.set_epoch(epoch)
         for batch in loader:
             tokens, labels = batch["tokens"].reshape(-1), batch["labels"].reshape(-1)
             tokens, labels = tokens[labels != IGNORED], labels[labels != IGNORED]

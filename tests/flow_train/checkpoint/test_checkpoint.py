@@ -252,6 +252,9 @@ def test_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, failing_sync):
     assert_is(read_checkpoint(tmp_path), 3)
 
 
+OPERATIONS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod")
+
+
 def save_and_die(directory: Path, operation: int) -> None:
     """Save step 3, killed right before the given file system operation in `directory`."""
     seen = 0
@@ -260,10 +263,7 @@ def save_and_die(directory: Path, operation: int) -> None:
         nonlocal seen
         # Relative names are rmtree's.
         inside = args and (str(directory) in str(args[0]) or not os.path.isabs(str(args[0])))
-        if (
-            event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod")
-            and inside
-        ):
+        if event in OPERATIONS and inside:
             if seen == operation:
                 os.kill(os.getpid(), signal.SIGKILL)
             seen += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 
 import oneflow_accel  # noqa: F401
@@ -11,22 +12,9 @@ import numpy as np
 import pytest
 
 from flow_train.data.datamodule import ImageDataModule
-from flow_train.data.images import Batch
+from tests.flow_train.data.batches import assert_same, epoch
 
 MIXUP = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0}
-
-
-def epoch(loader, number: int = 0, start_batch: int = 0) -> list[Batch]:
-    loader.set_epoch(number, start_batch)
-    return list(loader)
-
-
-def assert_same(actual: list[Batch], expected: list[Batch]) -> None:
-    assert len(actual) == len(expected) > 0
-    for a, b in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(a.indices, b.indices)
-        np.testing.assert_array_equal(a.labels, b.labels)
-        np.testing.assert_array_equal(a.images, b.images)
 
 
 def test_mnist(digits):
@@ -292,7 +280,10 @@ def test_class_maps_that_do_not_fit(photos, tmp_path):
         ImageDataModule(dataset="synthetic", class_map="/nowhere")
     whole = ImageDataModule(photos, "folder", 16, 4, class_map=str(photos / "train"))
     assert whole.num_classes == 3
-    (photos / "val" / "ant").rename(tmp_path / "ant")
+
+
+def test_empty_class_folders(photos):
+    shutil.rmtree(photos / "val" / "ant")
     (photos / "val" / "ant").mkdir()
     with pytest.raises(DataError, match="hold no images"):
         ImageDataModule(photos, "folder", 16, 4)

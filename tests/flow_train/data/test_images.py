@@ -18,6 +18,7 @@ from PIL import Image
 from flow_train.data import images as images_module
 from flow_train.data.images import Batch, ImageFolder, ImageLoader, SyntheticImages
 from flow_train.data.transforms import EvalTransform, TrainTransform
+from tests.flow_train.data.batches import assert_same, epoch
 
 
 def load(root: Path, *, train: bool = True, **options) -> ImageLoader:
@@ -27,29 +28,10 @@ def load(root: Path, *, train: bool = True, **options) -> ImageLoader:
     return ImageLoader(ImageFolder(root), transform=transform, train=train, **options)
 
 
-def epoch(loader: ImageLoader, number: int = 0, start_batch: int = 0) -> list[Batch]:
-    loader.set_epoch(number, start_batch)
-    batches = list(loader)
-    loader.close()
-    return batches
-
-
-def assert_same(actual: list[Batch], expected: list[Batch]) -> None:
-    assert len(actual) == len(expected)
-    for a, b in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(a.indices, b.indices)
-        np.testing.assert_array_equal(a.labels, b.labels)
-        np.testing.assert_array_equal(a.images, b.images)
-
-
 def joined(parts: list[list[Batch]]) -> list[Batch]:
+    fields = ("images", "labels", "indices")
     return [
-        Batch(
-            *(
-                np.concatenate([getattr(b, f) for b in ranks])
-                for f in ("images", "labels", "indices")
-            )
-        )
+        Batch(*(np.concatenate([getattr(batch, field) for batch in ranks]) for field in fields))
         for ranks in zip(*parts, strict=True)
     ]
 

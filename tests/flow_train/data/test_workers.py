@@ -30,6 +30,12 @@ def fill_slowly(epoch: int, start: int, rows: np.ndarray) -> FilledRows:
     return fill_with_position(epoch, start, rows)
 
 
+def fail_at_20(epoch: int, start: int, rows: np.ndarray) -> FilledRows:
+    if start <= 20 < start + len(rows):
+        raise ZeroDivisionError("in the transform")
+    return fill_with_position(epoch, start, rows)
+
+
 @pytest.fixture
 def start_pool():
     pools = []
@@ -64,6 +70,10 @@ def test_killed_worker_is_an_error_at_once(start_pool, sent):
     pool = start_pool(fill_slowly)
     batches = pool.batches(0, [(0, 8)] * 1000)
     next(batches)
+    # Ctrl-C goes to the whole group; the workers leave it to the training process.
+    for process in pool._processes:
+        os.kill(process.pid, signal.SIGINT)
+    assert len([next(batches) for _ in range(4)]) == 4
     os.kill(pool._processes[1].pid, sent)
     started = time.monotonic()
     with pytest.raises(DataError, match=f"was killed by {sent.name}.*out of memory"):
@@ -80,27 +90,11 @@ def test_worker_killed_while_idle_is_noticed(start_pool):
         list(pool.batches(0, [(0, 8)] * 3))
 
 
-def fail_at_20(epoch: int, start: int, rows: np.ndarray) -> FilledRows:
-    if start <= 20 < start + len(rows):
-        raise ZeroDivisionError("in the transform")
-    return fill_with_position(epoch, start, rows)
-
-
 def test_failing_code_is_reported_with_its_traceback(start_pool):
     pool = start_pool(fail_at_20)
     with pytest.raises(RuntimeError, match=r"(?s)fail_at_20.*ZeroDivisionError: in the transform"):
         list(pool.batches(0, [(8 * n, 8) for n in range(4)]))
     assert not alive(pool)
-
-
-def test_interrupt_reaches_the_main_process_only(start_pool):
-    """Ctrl-C goes to the whole group; the workers leave it to the training process."""
-    pool = start_pool(fill_slowly)
-    batches = pool.batches(0, [(0, 8)] * 5)
-    next(batches)
-    for process in pool._processes:
-        os.kill(process.pid, signal.SIGINT)
-    assert len(list(batches)) == 4
 
 
 PARENT = """
@@ -119,24 +113,17 @@ time.sleep(60)
 
 
 def test_workers_do_not_outlive_their_parent():
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    try:
-        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-        assert len(workers) == 4
-        parent.kill()
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        try:
+            workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+            assert len(workers) == 4
+        finally:
+            parent.kill()
         parent.wait(10)
         _, alive = psutil.wait_procs(workers, timeout=5)
         assert alive == []
-    finally:
-        parent.kill()
-        parent.wait(10)
 
 
 def test_forks_beside_a_busy_oneflow(start_pool):

@@ -88,26 +88,18 @@ def test_cut_models_train_as_whole_ones(
         assert gaps["norms"] > 1e-5 or "added up" not in name, "nothing was rounded"
 
 
-def test_the_units_of_a_model_are_its_blocks() -> None:
+def test_names_stay_and_shapes_are_known() -> None:
     model = SmallResNet()
     is_unit = blocks(model)
     names = [name for name, module in model.named_modules() if is_unit(name, module)]
     assert names == ["layers.0", "layers.1"]
-
-
-def test_names_stay_and_shapes_are_known() -> None:
-    model = SmallResNet()
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    sharding = fully_shard(model, multiple=4)
-    assert sharding.layout.tensors() == shapes
+    with pytest.raises(UserError, match="multiple=0"):
+        fully_shard(nn.Linear(2, 2), multiple=0)
+    assert fully_shard(model, multiple=4).layout.tensors() == shapes
     for name, value in model.named_parameters():
         assert value.ndim == 1
         assert len(value) == -(-np.prod(shapes[name]) // 4) * 4, name
-
-
-def test_a_wrong_multiple_is_refused() -> None:
-    with pytest.raises(UserError, match="multiple=0"):
-        fully_shard(nn.Linear(2, 2), multiple=0)
 
 
 @pytest.mark.parametrize(
@@ -140,29 +132,28 @@ def test_a_root_without_global_tensors_of_its_own() -> None:
     np.testing.assert_array_equal(model(x).to_local().numpy(), expected)
 
 
+def _sgd(model: nn.Module) -> flow.optim.Optimizer:
+    return flow.optim.SGD(model.parameters(), lr=0.1)
+
+
 def test_norms_are_of_whole_tensors_where_shards_are_flat() -> None:
     backend, logged = oneflow_accel.select_device("cpu"), {}
-    images = flow.tensor(
-        np.random.default_rng(0).standard_normal((4, 3, 16, 16)), dtype=flow.float32
-    )
+    draw = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)
+    loss = nn.functional.cross_entropy
     for name in ("whole", "flat"):
         flow.manual_seed(0)
         model = SmallResNet()
-        optimizer, loss = _sgd, nn.functional.cross_entropy
+        step: TrainStep
         if name == "whole":
-            step: TrainStep = EagerStep(model, backend, optimizer(model), loss)
+            step = EagerStep(model, backend, _sgd(model), loss)
         else:
-            step = ShardedStep(model, backend, optimizer, loss, sharding={"flatten": True})
-        model(images).square().mean().backward()
+            step = ShardedStep(model, backend, _sgd, loss, sharding={"flatten": True})
+        model(flow.tensor(draw)).square().mean().backward()
         log = logged.setdefault(name, {}).update
         trainer = SimpleNamespace(is_log_step=True, model=model, train_step=step, log=log)
         NormMonitor(keys.NormMonitor()).before_update(trainer)
     assert "stats/layers.0.0.0.weight_grad_mean" in logged["whole"]
     assert logged["flat"] == pytest.approx(logged["whole"], rel=1e-6)
-
-
-def _sgd(model: nn.Module) -> flow.optim.Optimizer:
-    return flow.optim.SGD(model.parameters(), lr=0.1)
 
 
 def test_gradients_of_inputs_pass_through() -> None:
