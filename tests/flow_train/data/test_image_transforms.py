@@ -195,8 +195,7 @@ def test_wrong_training_options_are_named(config, message):
     [
         ({"crop_pct": 1.1}, "crop_pct=1.1"),
         ({"resize_size": 20}, "resize_size is 20, below the image size 24"),
-        ({"interpolation": "random"}, "interpolation='random'"),
-        ({"hflip": 0.5}, r"no key test_transforms\.hflip"),
+        ({"interpolation": "random"}, r"test_transforms\.interpolation='random'"),
     ],
 )
 def test_wrong_evaluation_options_are_named(config, message):
@@ -245,12 +244,9 @@ def test_hue_turns_as_in_colorsys():
 MARK = 1e9
 
 
-def erased(mode: str = "const", seed: int = 0, **options) -> np.ndarray:
+def erased(mode: str = "const", seed: int = 0, prob: float = 1.0, **options) -> np.ndarray:
     image = np.full((60, 80, 3), MARK, dtype=np.float32)
-    result = RandomErasing(options.pop("prob", 1.0), mode, **options)(
-        image, np.random.default_rng(seed)
-    )
-    assert result is image
+    assert RandomErasing(prob, mode, **options)(image, np.random.default_rng(seed)) is image
     return image
 
 
@@ -294,13 +290,13 @@ def test_contents():
     color = erased("rand", 1)[top:bottom, left:right]
     assert (color == color[0, 0]).all()
     assert len(set(color[0, 0].tolist())) == 3
-    noise = np.concatenate(
-        [image[(image != MARK).all(axis=2)] for image in (erased("pixel", s) for s in range(40))]
-    )
-    assert noise.dtype == np.float32
+    images = [erased("pixel", seed) for seed in range(40)]
+    noise = np.concatenate([image[(image != MARK).all(axis=2)] for image in images])
     assert noise.mean() == pytest.approx(0, abs=0.02)
     assert noise.std() == pytest.approx(1, abs=0.02)
     assert len(np.unique(noise)) > 0.9 * noise.size
+    gray = np.ones((28, 28, 1), dtype=np.float32)
+    assert RandomErasing(1.0, "pixel")(gray, np.random.default_rng(0)).shape == (28, 28, 1)
 
 
 def test_several_boxes_share_the_area():
@@ -311,20 +307,9 @@ def test_several_boxes_share_the_area():
     assert all((erased("pixel", s, count=4) != MARK).any() for s in range(20))
 
 
-def test_gray():
-    gray = np.ones((28, 28, 1), dtype=np.float32)
-    assert RandomErasing(1.0, "pixel")(gray, np.random.default_rng(0)).shape == (28, 28, 1)
-
-
 @pytest.mark.parametrize(
     "options",
-    [
-        {"prob": 1.5},
-        {"mode": "noise"},
-        {"count": 0},
-        {"area": (0.5, 0.2)},
-        {"aspect": (0.0, 1.0)},
-    ],
+    [{"prob": 1.5}, {"mode": "x"}, {"count": 0}, {"area": (0.5, 0.2)}, {"aspect": (0, 1)}],
 )
 def test_wrong_options(options):
     with pytest.raises(ValueError, match=r"probability|area"):

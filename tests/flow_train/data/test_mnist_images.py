@@ -36,20 +36,17 @@ def test_images_labels_and_names(digits):
     assert (len(train), train.classes) == (300, list("0123456789"))
     assert train.labels.dtype == np.int64
     assert train.labels.tolist()[:4] == [0, 7, 4, 1]
-    transform = PlainTransform(GRAY)
-    assert train.shape(transform) == (28, 28, 1)
-    image = train.read(5, transform, np.random.default_rng(0))
-    expected = (train.pixels[5] / 255 - 0.1307) / 0.3081
-    np.testing.assert_allclose(image[:, :, 0], expected, atol=1e-6)
-    many = train.read_many(np.array([7, 5]), transform)
-    assert many.dtype == np.float32
-    np.testing.assert_array_equal(many[1], image)
     assert "train image 5" in train.name(5)
-    # In three channels, one by one and in one go.
-    color = PlainTransform(IMAGENET)
-    np.testing.assert_array_equal(
-        train.read_many(np.array([5]), color)[0], train.read(5, color, np.random.default_rng(0))
-    )
+    assert train.shape(PlainTransform(GRAY)) == (28, 28, 1)
+    expected = (train.pixels[5] / 255 - 0.1307) / 0.3081
+    # In one channel and three, one by one and in one go.
+    for transform in (PlainTransform(GRAY), PlainTransform(IMAGENET)):
+        image = train.read(5, transform, np.random.default_rng(0))
+        many = train.read_many(np.array([7, 5]), transform)
+        assert many.dtype == np.float32
+        np.testing.assert_array_equal(many[1], image)
+        if image.shape[2] == 1:
+            np.testing.assert_allclose(image[:, :, 0], expected, atol=1e-6)
     assert train.read_many(np.array([5]), lambda image, rng: np.zeros((1, 1, 1))) is None
 
 
@@ -60,13 +57,6 @@ def test_padding_is_black_and_centered(digits):
     assert padded.pixels.sum() == plain.pixels.sum()
     with pytest.raises(ValueError, match="do not fit into 20 x 20"):
         MnistImages(digits, "test", pad_to=20)
-
-
-def test_torchvisions_folder_is_found(digits, tmp_path):
-    root = tmp_path / "data"
-    (root / "MNIST").mkdir(parents=True)
-    digits.rename(root / "MNIST" / "raw")
-    assert len(MnistImages(root, "train")) == 300
 
 
 def corrupted(data: bytes) -> bytes:
@@ -117,9 +107,13 @@ def test_bad_files_are_named(digits: Path, name, change, message):
     assert name in str(caught.value)
 
 
-def test_missing_files_are_named(digits):
-    (digits / TRAIN_LABELS).unlink()
+def test_missing_files_are_named_and_torchvisions_folder_is_found(digits, tmp_path):
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.parent.mkdir(parents=True)
+    digits.rename(raw)
+    assert len(MnistImages(tmp_path / "data", "train")) == 300
+    (raw / TRAIN_LABELS).unlink()
     with pytest.raises(DataError, match=r"no train-labels-idx1-ubyte\.gz in .*data_dir has to be"):
-        MnistImages(digits, "train")
+        MnistImages(raw, "train")
     with pytest.raises(DataError, match=r"no train-images-idx3-ubyte\.gz"):
-        MnistImages(digits / "nowhere", "train")
+        MnistImages(tmp_path / "nowhere", "train")

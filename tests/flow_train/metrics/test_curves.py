@@ -73,14 +73,19 @@ def test_training_only_and_values_that_are_not_finite(tmp_path, figures):
     assert axes.get_lines()[0].get_ydata().tolist() == [2.0]
 
 
-def test_nothing_to_draw_is_a_clear_error(tmp_path):
+def test_nothing_to_draw_is_a_clear_error(tmp_path, monkeypatch):
+    output = tmp_path / "curves.png"
     with pytest.raises(UserError, match="no metric log"):
-        draw_curves(tmp_path / "absent.jsonl", tmp_path / "curves.png")
+        draw_curves(tmp_path / "absent.jsonl", output)
     log = RunLog(tmp_path)
     log.log(1, {"throughput": 3.0})
     log.close()
     with pytest.raises(UserError, match="holds no loss"):
-        draw_curves(log.path, tmp_path / "curves.png")
+        draw_curves(log.path, output)
+    # Nothing is drawn where the environment says so.
+    monkeypatch.setenv("FLOW_TRAIN_CURVES", "off")
+    assert draw_curves(log_run(tmp_path, val=True).path, output) is None
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(("first", "last"), [(400, 370), (60000, 50), (1.2, 1.1)])
@@ -100,9 +105,3 @@ def test_perplexity_has_several_numbers_however_far_it_falls(tmp_path, figures, 
     ]
     assert 3 <= len(set(labels)) == len(labels) <= 14
     assert all(float(label) > 0 for label in labels)
-
-
-def test_no_picture_is_drawn_where_the_environment_says_so(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLOW_TRAIN_CURVES", "off")
-    assert draw_curves(log_run(tmp_path, val=True).path, tmp_path / "curves.png") is None
-    assert not (tmp_path / "curves.png").exists()
