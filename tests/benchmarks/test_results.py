@@ -54,14 +54,6 @@ def test_origin_names_every_machine_and_the_time_between() -> None:
     assert results.origin([new, old, old]) == "B, A; x 1; 2026-11-20 to 2026-11-22"
 
 
-def test_items_have_unique_names_and_known_bases() -> None:
-    names = [item.name for item in all_items()]
-    assert len(set(names)) == len(names)
-    for i, item in enumerate(all_items()):
-        # Measured before the item that is divided by it.
-        assert item.against is None or item.against in names[:i]
-
-
 def test_the_chart_is_drawn_from_rows_with_and_without_figures(tmp_path: Path) -> None:
     many = [row(f"conv {i}", f"{0.9 + i / 100}") for i in range(chart.MOST_BARS + 1)]
     few = dataclasses.replace(row("relu", "1.2"), group="memory", stock_ratio="0.3")
@@ -74,6 +66,11 @@ def test_the_chart_is_drawn_from_rows_with_and_without_figures(tmp_path: Path) -
 
 
 def test_an_item_is_measured_with_the_one_it_is_divided_by() -> None:
+    names = [item.name for item in all_items()]
+    assert len(set(names)) == len(names)
+    for i, item in enumerate(all_items()):
+        # Measured before the item that is divided by it.
+        assert item.against is None or item.against in names[:i]
     names = [item.name for item in chosen_items(["resnet50"], "inference b8 bf16 over")]
     assert names == ["ResNet50 inference b8", "ResNet50 inference b8 bf16 over float32"]
     assert chosen_items(None, None) == all_items()

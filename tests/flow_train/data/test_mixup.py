@@ -108,23 +108,20 @@ def test_distributions():
     assert areas.mean() == pytest.approx(np.trapz(2 * s**3 * (1 - s / 4) ** 2, s), abs=0.02)
 
 
-def test_probabilities():
-    mixup = Mixup(2, mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.7, switch_prob=0.3)
+def test_probabilities_and_sides():
+    mixup = Mixup(2, mixup_alpha=0.8, cutmix_minmax=(0.25, 0.5), prob=0.7, switch_prob=0.3)
     mixings = draws(mixup, 4000)
     cut = np.mean([d.cut[0] for d in mixings])
     unmixed = np.mean([d.shares[0] == 1 and not d.cut[0] for d in mixings])
     assert cut == pytest.approx(0.7 * 0.3, abs=4 * math.sqrt(0.21 * 0.79 / 4000))
     assert unmixed == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / 4000))
-
-
-def test_boxes_by_least_and_largest_side():
-    mixup = Mixup(2, mixup_alpha=0, cutmix_minmax=(0.25, 0.5))
-    for mixing in draws(mixup, 300):
+    for mixing in mixings:
         top, bottom, left, right = mixing.boxes[0]
-        assert 16 <= bottom - top < 32
-        assert 16 <= right - left < 32
-        area = (bottom - top) * (right - left) / 4096
-        assert mixing.shares[0] == pytest.approx(1 - area)
+        if mixing.cut[0]:
+            assert 16 <= bottom - top < 32
+            assert 16 <= right - left < 32
+            area = (bottom - top) * (right - left) / 4096
+            assert mixing.shares[0] == pytest.approx(1 - area)
 
 
 def test_draws_come_from_seed_epoch_and_batch():
