@@ -23,7 +23,6 @@ from vit_10b import consolidate
 
 Words = tuple[object, ...]
 MISSING = "missing: copy them here from the machines whose processes wrote them"
-# LiBai's first process reads for all.
 
 
 def main_line(folder: Path, out: str, step: int, *more: object, data: str = "here") -> Words:
@@ -60,12 +59,13 @@ def llama_line(folder: Path, out: str, step: int, *more: object, data: str = "he
 @dataclass(frozen=True)
 class System:
     """A trainer: its command by folder, step and data; options that resume it, cut the model, leave
-    it whole, and evaluate a folder; one that differs between the processes.
+    it whole, and evaluate a folder; one that differs between the processes; and whether it has all
+    lines, or those that show that the command asks.
 
     The others are sentences, "" where it goes on: where data are on one machine only, or others
-    there; where a process asks for no steps; where nobody has a checkpoint to evaluate, or the
-    second only, or it has the one to go on from; where each has the other's shards; and where
-    shards meet a run, or an evaluation, that does not cut."""
+    there; where a process asks for no steps; where the second only has a checkpoint to evaluate, or
+    each has its shards only; and where each has the other's shards, or shards meet a run that does
+    not cut. LiBai's first process reads for all."""
 
     line: Callable[..., Words]
     resume: Words
@@ -76,12 +76,10 @@ class System:
     whole: Words = ()
     zero: str = "rank 0: "
     evaluate: Callable[[Path], Words] | None = None
-    none: str = "no checkpoint"
     evaluated: str = ""
-    second: str = ""
-    swapped: str = MISSING
-    uncut: str = MISSING
     cut_evaluated: str = ""
+    sharded: str = MISSING
+    full: bool = False
 
 
 SYSTEMS = {
@@ -92,6 +90,7 @@ SYSTEMS = {
         ("--seed", "{rank}"),
         "there is no folder",
         evaluate=lambda out: ("-e", "--resume", out),
+        full=True,
     ),
     "monarch": System(
         monarch_line,
@@ -100,7 +99,6 @@ SYSTEMS = {
         ("seed={rank}",),
         "is not there",
         evaluate=lambda out: (f"eval.ckpt={out}",),
-        evaluated="no checkpoint at",
         cut_evaluated=MISSING,
     ),
     "vit": System(
@@ -121,8 +119,8 @@ SYSTEMS = {
         zero="train.train_iter: 0 for process 0 on",
         evaluate=lambda _: ("--eval-only",),
         evaluated="holds no checkpoint",
-        swapped="",
-        uncut="",
+        sharded="",
+        full=True,
     ),
     "llama": System(
         llama_line,
@@ -131,43 +129,50 @@ SYSTEMS = {
         ("--seed={rank}",),
         "there is no token file",
         "the bytes of dataloader.train.dataset.0: 4000 for process 0",
-        swapped="",
-        uncut="",
+        sharded="",
     ),
 }
 
 
 def lines(system: System, folder: Path) -> Iterator[tuple[Words, str]]:
     """Command lines, and what each ends with."""
-    line, go_on, cut, whole = system.line, system.resume, system.cut, system.whole
-    line = partial(line, folder)
-    yield line("whole", 4, *whole), ""
+    go_on, cut, whole = system.resume, system.cut, system.whole
+    line = partial(system.line, folder)
     # Resumed before there is anything, and when the first machine has it.
     yield line("first-{rank}", 3, *whole, *go_on), ""
     yield line("first-{rank}", 4, *whole, *go_on), ""
-    yield line("second-{other}", 3, *whole), ""
     if system.evaluate is not None:
-        for out, said in (("first", ""), ("none", system.none), ("second", system.evaluated)):
-            out = f"{out}-{{rank}}"
+        for out, said in (("first-{rank}", ""), ("none-{rank}", "no checkpoint")):
             yield line(out, 4, *system.evaluate(folder / out)), said
-    yield line("second-{rank}", 4, *whole, *go_on), system.second
+    yield line("cut-{rank}", 2, *cut, *go_on), ""
+    yield line("cut-{rank}", 3, *cut, *go_on), ""
+    if system.evaluate is not None:
+        yield line("cut-{rank}", 3, *system.evaluate(folder / "cut-{rank}")), system.cut_evaluated
+    if system.full:
+        yield from more_lines(system, folder)
+    yield line("cut-{other}", 5, *cut, *go_on), system.sharded
+    yield line("differs", 1, *whole, *system.differs), "0 for process 0 on"
+    yield line("gone", 1, *whole, data="gone-{rank}"), system.gone
+    if system.other:
+        yield line("other", 1, *whole, data="other-{rank}"), system.other
+
+
+def more_lines(system: System, folder: Path) -> Iterator[tuple[Words, str]]:
+    go_on, cut, whole = system.resume, system.cut, system.whole
+    line = partial(system.line, folder)
+    assert system.evaluate is not None
+    yield line("whole", 4, *whole), ""
+    yield line("second-{other}", 3, *whole), ""
+    yield line("second-{rank}", 4, *system.evaluate(folder / "second-{rank}")), system.evaluated
+    yield line("second-{rank}", 4, *whole, *go_on), ""
     yield line("steps-{rank}", 2, *whole), ""
     yield line("steps-{other}", 3, *whole), ""
     yield line("steps-{rank}", 4, *whole, *go_on), ""
     yield line("cut", 4, *cut), ""
-    yield line("cut-{rank}", 2, *cut, *go_on), ""
-    yield line("cut-{rank}", 3, *cut, *go_on), ""
     yield (__name__, folder / "cut-{rank}"), ""
     yield line("cut-{rank}", 4, *cut, *go_on), ""
-    if system.evaluate is not None:
-        yield line("cut-{rank}", 4, *system.evaluate(folder / "cut-{rank}")), system.cut_evaluated
-    yield line("cut-{other}", 5, *cut, *go_on), system.swapped
-    yield line("cut-{rank}", 5, *whole, *go_on), system.uncut
-    yield line("differs", 1, *whole, *system.differs), "0 for process 0 on"
+    yield line("cut-{rank}", 5, *whole, *go_on), system.sharded
     yield line("differs", "{rank}", *whole), system.zero
-    yield line("gone", 1, *whole, data="gone-{rank}"), system.gone
-    if system.other:
-        yield line("other", 1, *whole, data="other-{rank}"), system.other
 
 
 def main(argv: Sequence[str]) -> None:
@@ -216,38 +221,51 @@ def folder(tmp_path: Path, shapes: Path, prompts: dict[str, str]) -> Path:  # no
     return tmp_path
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("names", [("main", "monarch", "vit"), ("libai", "llama")], ids="-".join)
 def test_all_go_on_from_one_checkpoint_or_none_does(
     folder: Path,
     environment: dict[str, str],  # noqa: F811
     capsys: pytest.CaptureFixture[str],
-    name: str,
+    names: Sequence[str],
 ) -> None:
-    asked = list(lines(SYSTEMS[name], folder))
-    if name == "libai":
-        asked += generated(folder)
+    data, asked = list(folder.iterdir()), []
+    for name in names:
+        own = folder / name
+        own.mkdir()
+        for entry in data:
+            (own / entry.name).symlink_to(entry)
+        asked += lines(SYSTEMS[name], own)
+        if name == "libai":
+            asked += generated(own)
     command = several_runs([words for words, _ in asked], "on")
-    result = run_distributed(command, 2, timeout=150, env=environment, cwd=PROJECTS)
+    result = run_distributed(command, 2, timeout=300, env=environment, cwd=PROJECTS)
     texts = [line.removeprefix("ended: ") for line in result.stdout.splitlines()]
     ends = [json.loads(text) for text in texts if text.startswith('{"line"')]
     assert len(ends) == 2 * len(asked), result.stdout[-5000:]
     for end in ends:
         words, said = asked[end["line"]]
         assert (end["code"], said in end["said"]) == (2 if said else 0, True), (words, end)
-    if name in ("libai", "llama"):
-        # The rate of a step depends on the run's length.
-        assert list(libai_losses(folder / "first-0")) == [1, 2, 3, 4]
-        assert not list(folder.glob("first-1/checkpoints/step-*"))
-        return
-    whole = losses(folder / "whole")
-    assert losses(folder / "first-0") == whole
-    assert [losses(folder / f"{out}-0")[4] for out in ("second", "steps")] == [whole[4]] * 2
-    assert losses(folder / "cut-0") == losses(folder / "cut")
-    for rank in (0, 1):
-        files = {path.name for path in folder.glob(f"cut-{rank}/checkpoints/*/*")}
-        assert files == {f"shard-{rank:05d}-of-00002.safetensors", "state.json"}
+    for name in names:
+        own, log = folder / name, libai_losses if "libai" in names else losses
+        assert list(log(own / "first-0")) == [1, 2, 3, 4]
+        if "libai" in names:
+            # The first process writes for all.
+            assert not list(own.glob("first-1/checkpoints/step-*"))
+            continue
+        for rank in (0, 1):
+            files = {path.name for path in own.glob(f"cut-{rank}/checkpoints/*/*")}
+            assert files == {f"shard-{rank:05d}-of-00002.safetensors", "state.json"}
+    if "main" in names:
+        assert_main_went_on(folder / "main", capsys)
+
+
+def assert_main_went_on(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = losses(own / "whole")
+    assert losses(own / "first-0") == whole
+    assert [losses(own / f"{out}-0")[4] for out in ("second", "steps")] == [whole[4]] * 2
+    assert losses(own / "cut-0") == losses(own / "cut")
     # One process needs all shards on its machine.
-    newest, theirs = (max(folder.glob(f"cut-{rank}/checkpoints/step-*")) for rank in (0, 1))
+    newest, theirs = (max(own.glob(f"cut-{rank}/checkpoints/step-*")) for rank in (0, 1))
     put_together = ["--ckpt_prefix", str(newest)]
     assert consolidate.main(put_together) == 2
     assert f"shard-00001-of-00002.safetensors {MISSING}" in capsys.readouterr().err

@@ -25,14 +25,12 @@ ROWS = [
 
 
 def test_points_are_dense_over_monarch() -> None:
-    assert batches.points(ROWS) == [
+    points = batches.points(ROWS)
+    assert points == [
         batches.Point("vit-s train", 1, 0.75, 0.5),
         batches.Point("vit-s train", 16, 2.0, None),
     ]
-
-
-def test_the_table_has_a_column_for_each_batch() -> None:
-    assert batches.table(batches.points(ROWS)).splitlines() == [
+    assert batches.table(points).splitlines() == [
         "| Monarch over dense, ours (PyTorch) | 1 | 16 |",
         "| --- | --- | --- |",
         "| vit-s train | 0.75 (0.50) | 2.00 |",

@@ -48,14 +48,7 @@ def test_every_multiply_accumulate_is_in_one_row() -> None:
     assert rows["MLP"].macs == 2 * 50 * 2 * (4 * 8 * 8 + 4 * 32 * 8)
     assert rows[REST].macs == 0
     assert all(row.seconds > 0 for row in parts if row.kind not in (REST, "sums and maps of cells"))
-
-
-def test_measuring_leaves_no_hook() -> None:
-    found, _ = measured("t2t_vit_7", 32, embed_dim=32, num_heads=4, depth=1)
     assert all(not module._forward_hooks for module in found.model.modules())
-    assert found.parts["patch_embed"].kind == "embedding"
-    # A performer's MLP is not told apart.
-    assert not any(name.startswith("patch_embed.") for name in found.parts)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:

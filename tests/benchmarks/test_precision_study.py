@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
-from benchmarks.precision import PRECISIONS
-from tests.launch import run_process
+from benchmarks import precision
 
 
-def study(folder: Path, *options: str) -> tuple[int, str]:
-    process = run_process(["-m", "benchmarks.precision", folder, *options], timeout=100)
-    return process.returncode, process.stdout
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
+    """The command in a folder, with options: its exit code and what it says."""
+
+    def run(*options: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["precision", str(tmp_path), *map(str, options)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(precision.__file__, run_name="__main__")
+        return end.value.code, "".join(capsys.readouterr())
+
+    return run
 
 
-def test_ends_are_compared_with_those_in_float32(tmp_path: Path) -> None:
-    for precision, end in zip(PRECISIONS, (1.0, 1.005, 0.98), strict=True):
-        run = tmp_path / f"ViT-Monarch-{precision}"
+def test_ends_are_compared_with_those_in_float32(tmp_path: Path, study) -> None:
+    for name, end in zip(precision.PRECISIONS, (1.0, 1.005, 0.98), strict=True):
+        run = tmp_path / f"ViT-Monarch-{name}"
         lines = [("train", step, {"loss": 2 - (2 - end) * step / 20}) for step in range(1, 21)]
         lines.append(("val", 20, {"acc1": 98 + end}))
         run.mkdir()
@@ -26,9 +37,9 @@ def test_ends_are_compared_with_those_in_float32(tmp_path: Path) -> None:
         (run / "metrics.jsonl").write_text("\n".join(text))
         (run / "done").touch()
         # The dense one as well: that of a folder is not trained again.
-        run.rename(tmp_path / f"ViT-{precision}")
-        (tmp_path / f"ViT-Monarch-{precision}").symlink_to(tmp_path / f"ViT-{precision}")
-    code, text = study(tmp_path, "--mnist", str(tmp_path))
+        run.rename(tmp_path / f"ViT-{name}")
+        (tmp_path / f"ViT-Monarch-{name}").symlink_to(tmp_path / f"ViT-{name}")
+    code, text = study("--mnist", tmp_path)
     assert code == 0, text
     # The mean of the last two of 20 losses.
     row = next(line for line in text.splitlines() if "ViT, Monarch  " in line)
@@ -40,14 +51,12 @@ def test_ends_are_compared_with_those_in_float32(tmp_path: Path) -> None:
         assert picture.width > picture.height > 300
 
 
-def test_a_run_that_fails_is_named_with_its_log(tmp_path: Path) -> None:
-    code, text = study(tmp_path, "--mnist", str(tmp_path / "nowhere"), "--steps", "1")
+def test_a_run_that_fails_is_named_with_its_log(tmp_path: Path, study) -> None:
+    code, text = study("--mnist", tmp_path / "nowhere", "--steps", 1)
     assert code == 2
     assert "ViT-float32.log" in text
     assert "nowhere" in (tmp_path / "ViT-float32.log").read_text()
-
-
-def test_without_data_nothing_is_trained(tmp_path: Path) -> None:
-    code, text = study(tmp_path)
+    # Without data nothing is trained.
+    code, text = study()
     assert code == 2
     assert "--photos" in text

@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-import oneflow_accel
-
 import pytest
 
 from benchmarks.__main__ import Bench
-from benchmarks.items import BEST, COMPILED, EAGER, ONNX_RUNTIME, OPENVINO, Item, all_items
+from benchmarks.items import BEST, COMPILED, EAGER, Item
 from tests.benchmarks.test_side_by_side import side
 
 ITEM = Item("train", "gpt2", "gpt2_train", {}, 1.0, peers=BEST, stock=False)
@@ -43,22 +41,3 @@ def test_an_item_over_another_of_ours_has_no_peer(bench: Bench) -> None:
     bench.items["train"], bench.base = ITEM, side("base", 0.006)
     row = bench.row(replace(ITEM, name="train, bf16 over float32", against="train", peers=()))
     assert (row.peer, row.peer_ms, row.ratio, row.against) == ("", "", "3", "train")
-
-
-def test_bfloat16_is_not_for_every_machine(bench: Bench) -> None:
-    row = bench.row(replace(ITEM, precision="bfloat16"))
-    if oneflow_accel.current_backend().supports("bfloat16_inference"):
-        assert row.ratio == "1.5"
-    else:
-        assert (row.ratio, row.bar) == ("", "")
-        assert not row.below_bar
-        assert "BF16" in row.note or "plug-in" in row.note
-
-
-def test_engines_are_in_rows_of_their_own() -> None:
-    for item in all_items():
-        engines = {OPENVINO, ONNX_RUNTIME}.intersection(item.peers)
-        assert (item.group == "engines") == bool(engines)
-        if engines:
-            assert engines == set(item.peers)
-            assert (item.precision == "bfloat16") == (ONNX_RUNTIME not in engines)

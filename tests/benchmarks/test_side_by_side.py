@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,15 +29,24 @@ def side(name: str, seconds: float, body: str = "pass") -> Side:
     return Side(name, [sys.executable, "-c", code])
 
 
-def test_medians_are_per_step() -> None:
-    sides = [side("fast", 0.001), side("slow", 0.004)]
-    try:
-        seconds = measure({one.name: (one, ITEM) for one in sides}, rounds=3, target=0.1)
-    finally:
-        for one in sides:
-            one.stop()
-    assert seconds == pytest.approx({"fast": 0.001, "slow": 0.004})
-    assert sides[0].version == "fast 1.0"
+@pytest.fixture
+def sides() -> Iterator[Callable[..., dict[str, tuple[Side, Item]]]]:
+    """Sides by name as runs of ITEM; they are stopped in the end."""
+    made: list[Side] = []
+
+    def runs(**named: Side) -> dict[str, tuple[Side, Item]]:
+        made.extend(named.values())
+        return {name: (one, ITEM) for name, one in named.items()}
+
+    yield runs
+    for one in made:
+        one.stop()
+
+
+def test_medians_are_per_step(sides) -> None:
+    two = sides(fast=side("fast", 0.001), slow=side("slow", 0.004))
+    assert measure(two, rounds=3, target=0.1) == pytest.approx({"fast": 0.001, "slow": 0.004})
+    assert two["fast"][0].version == "fast 1.0"
 
 
 def test_long_steps_get_fewer_rounds_but_two() -> None:
@@ -51,51 +62,29 @@ def test_long_steps_get_fewer_rounds_but_two() -> None:
     assert slow.calls == 2 + 2
 
 
-def test_a_side_that_ends_is_reported_and_starts_again() -> None:
+def test_a_side_that_ends_is_reported_and_starts_again(sides) -> None:
     dying = side("dying", 0.001, 'sys.exit("no kernel for this")')
-    well = side("well", 0.001)
-    runs = {"dying": (dying, ITEM), "well": (well, ITEM)}
-    try:
-        for _ in range(2):
-            seconds = measure(runs, rounds=1, target=0.01)
-            assert seconds == {"dying": "no kernel for this", "well": pytest.approx(0.001)}
-    finally:
-        dying.stop()
-        well.stop()
+    runs = sides(dying=dying, well=side("well", 0.001))
+    for _ in range(2):
+        seconds = measure(runs, rounds=1, target=0.01)
+        assert seconds == {"dying": "no kernel for this", "well": pytest.approx(0.001)}
 
 
-def test_a_side_that_ends_between_rounds_leaves_the_others(tmp_path: Path) -> None:
-    count = tmp_path / "count"
+def test_a_side_that_ends_between_rounds_leaves_the_others(tmp_path: Path, sides) -> None:
     # Once to warm up and once to see how long a step takes, then one round.
-    lines = [
-        f"file = open({str(count)!r}, 'a+')",
-        "file.write('x')",
-        "file.seek(0)",
-        "len(file.read()) > 3 and sys.exit('killed')",
-    ]
-    body = "; ".join(lines)
-    sides = {"dying": side("dying", 0.001, body), "well": side("well", 0.001)}
-    try:
-        seconds = measure(
-            {name: (one, ITEM) for name, one in sides.items()}, rounds=3, target=0.001
-        )
-    finally:
-        for one in sides.values():
-            one.stop()
+    file = f"file = open({str(tmp_path / 'count')!r}, 'a+'); file.write('x'); file.seek(0)"
+    dying = side("dying", 0.001, f"{file}; len(file.read()) > 3 and sys.exit('killed')")
+    seconds = measure(sides(dying=dying, well=side("well", 0.001)), rounds=3, target=0.001)
     assert seconds == {"dying": "killed", "well": pytest.approx(0.001)}
 
 
-def test_a_side_that_ends_is_tried_alone(tmp_path: Path) -> None:
+def test_a_side_that_ends_is_tried_alone(tmp_path: Path, sides) -> None:
     # It has no room as long as the other one has not left it.
     room = f"open({str(tmp_path / 'room')!r}, 'a+')"
     body = f"file = {room}; file.seek(0); file.read() or (file.write('x'), sys.exit('killed'))"
-    sides = {"large": side("large", 0.002, body), "well": side("well", 0.001)}
-    try:
-        seconds = measure({name: (one, ITEM) for name, one in sides.items()}, rounds=1, target=0.01)
-        assert sides["well"]._process is None
-    finally:
-        for one in sides.values():
-            one.stop()
+    two = sides(large=side("large", 0.002, body), well=side("well", 0.001))
+    seconds = measure(two, rounds=1, target=0.01)
+    assert two["well"][0]._process is None
     assert seconds == pytest.approx({"large": 0.002, "well": 0.001})
 
 
@@ -105,15 +94,14 @@ def test_a_side_that_does_not_start_is_an_error() -> None:
         broken.seconds(ITEM, 1)
 
 
-def test_two_items_are_measured_in_turn(tmp_path: Path) -> None:
+def test_two_items_are_measured_in_turn(tmp_path: Path, sides) -> None:
     log = tmp_path / "log"
     body = f'open({str(log)!r}, "a").write(name + " ")'
-    sides = {name: side(name, 0.001, body) for name in ("dense", "Monarch")}
-    runs = {name: (one, Item(name, "vitae", "vitae_train")) for name, one in sides.items()}
-    try:
-        measure(runs, rounds=2, target=0.001)
-    finally:
-        for one in sides.values():
-            one.stop()
+    two = sides(**{name: side(name, 0.001, body) for name in ("dense", "Monarch")})
+    measure(
+        {name: (one, replace(ITEM, name=name)) for name, (one, _) in two.items()},
+        rounds=2,
+        target=0.001,
+    )
     # Twice each to warm up and to see how long a step takes.
     assert log.read_text().split() == [*["dense"] * 2, *["Monarch"] * 2, *["dense", "Monarch"] * 2]

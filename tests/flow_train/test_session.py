@@ -86,22 +86,35 @@ def train_on_tokens(folder: Path, *, graph: bool) -> None:
 
 
 PROGRAM = """
-import sys
+import math, sys
 from pathlib import Path
+from oneflow_accel import distributed
+import oneflow as flow
+from flow_train.metrics.log import NonFiniteLossError, StepWindow
 from tests.flow_train.test_session import train_on_tokens
-train_on_tokens(Path(sys.argv[1]), graph=sys.argv[2] == "graph")
+for way in ("eager", "graph"):
+    train_on_tokens(Path(sys.argv[1], way), graph=way == "graph")
+window = StepWindow()
+window.add(3, loss=flow.tensor(math.nan if distributed.rank() == 1 else 1.0))
+try:
+    window.fetch(reduce=True)
+except NonFiniteLossError as error:
+    print("not finite at step", error.step, flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["eager", "graph"])
-def test_two_processes_train_as_one(tmp_path, way) -> None:
-    train_on_tokens(tmp_path / "one", graph=way == "graph")
+def test_two_processes_train_as_one(tmp_path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = run_distributed([program, tmp_path / "two", way], 2, timeout=200)
+    done = run_distributed([program, tmp_path], 2, timeout=200)
     assert done.returncode == 0, done.stdout
-    one, two = (read_metrics(tmp_path / each / "metrics.jsonl") for each in ("one", "two"))
-    assert [line["split"] for line in one].count("val") == 2
-    for name in ("loss", "perplexity"):
-        found, expected = ([line["values"].get(name) for line in lines] for lines in (two, one))
-        assert found == pytest.approx(expected, rel=1e-5)
+    assert done.stdout.count("not finite at step 3") == 2
+    for way in ("eager", "graph"):
+        train_on_tokens(tmp_path / "one" / way, graph=way == "graph")
+        one, two = (
+            read_metrics(folder / way / "metrics.jsonl") for folder in (tmp_path / "one", tmp_path)
+        )
+        assert [line["split"] for line in one].count("val") == 2
+        for name in ("loss", "perplexity"):
+            found, expected = ([line["values"].get(name) for line in lines] for lines in (two, one))
+            assert found == pytest.approx(expected, rel=1e-5)

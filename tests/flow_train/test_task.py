@@ -3,8 +3,6 @@ making a step, evaluated and stopped within an epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import agreed_checkpoint
 from flow_train.config import keys
+from flow_train.data.arrays import ArrayLoader
 from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint
 from flow_train.loop import Data, RunIdentity, Trainer
 from flow_train.metrics.log import read_metrics
@@ -28,32 +27,13 @@ from flow_train.task import IGNORED, TokenTask
 WORDS, LENGTH, ROWS, LR = 5, 4, 24, 0.5
 
 
-@dataclass
-class Tokens:
+def arrays() -> dict[str, np.ndarray]:
     """Sentences in which each word is followed by the next one, in the order of their numbers."""
-
-    batch_size: int
-    epoch: int = 0
-    start: int = 0
-    global_batch_size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.global_batch_size = self.batch_size
-
-    def __len__(self) -> int:
-        return ROWS // self.batch_size
-
-    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        self.epoch, self.start = epoch, start_batch
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        first = np.random.default_rng(self.epoch).integers(WORDS, size=(ROWS, 1))
-        words = (first + np.arange(LENGTH + 1)) % WORDS
-        labels = words[:, 1:].copy()
-        labels[::3, -1] = IGNORED
-        for number in range(self.start, len(self)):
-            rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
-            yield {"tokens": words[rows, :-1], "labels": labels[rows]}
+    first = np.random.default_rng(0).integers(WORDS, size=(ROWS, 1))
+    words = (first + np.arange(LENGTH + 1)) % WORDS
+    labels = words[:, 1:].copy()
+    labels[::3, -1] = IGNORED
+    return {"tokens": words[:, :-1], "labels": labels}
 
 
 def make_model() -> nn.Module:
@@ -69,17 +49,19 @@ def train(
         return flow.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
 
     settings = TrainerOptions(**{"max_epochs": 2, "log_every": 1, **options})
+    data = Data(*(ArrayLoader(arrays(), batch, train=each) for each in (True, False)))
     recipe = Recipe(sgd, lambda epoch: LR, settings, hooks or {})
     with Session(folder, RunIdentity("words"), "auto", seed=0) as run:
         model = run.load(make_model())
-        return run.fit(model, TokenTask(), Data(Tokens(batch), Tokens(batch)), recipe)
+        return run.fit(model, TokenTask(), data, recipe)
 
 
 def expected(steps: int) -> list[float]:
     """Losses of steps of 8 sentences by the definition."""
     weight, velocity, losses = np.eye(WORDS), np.zeros((WORDS, WORDS)), []
+    loader = ArrayLoader(arrays(), 8, train=True)
     for epoch in range(2):
-        loader = Tokens(8, epoch)
+        loader.set_epoch(epoch)
         for batch in loader:
             tokens, labels = batch["tokens"].reshape(-1), batch["labels"].reshape(-1)
             tokens, labels = tokens[labels != IGNORED], labels[labels != IGNORED]
@@ -99,20 +81,12 @@ def logged(folder: Path, split: str, name: str) -> dict[int, float]:
     return {line["step"]: line["values"][name] for line in lines if line["split"] == split}
 
 
-@pytest.mark.parametrize(
-    "way",
-    [{}, {"graph": True}, {"batch": 4, "accumulate": 2}],
-    ids=["eager", "graph", "accumulated"],
-)
+@pytest.mark.parametrize("way", [{}, {"graph": True}, {"batch": 4, "accumulate": 2}], ids=str)
 def test_losses_and_perplexities_are_those_of_the_definition(way, tmp_path) -> None:
     """A part of a batch weighs as much as it has labels."""
     trainer = train(tmp_path, **way)
-    losses = logged(tmp_path, "train", "loss")
-    assert [losses[step] for step in sorted(losses)] == pytest.approx(expected(6), rel=1e-5)
-    perplexities = logged(tmp_path, "train", "perplexity")
-    assert [perplexities[step] for step in sorted(perplexities)] == pytest.approx(
-        np.exp(expected(6)), rel=1e-5
-    )
+    for name, wanted in (("loss", expected(6)), ("perplexity", np.exp(expected(6)))):
+        assert list(logged(tmp_path, "train", name).values()) == pytest.approx(wanted, rel=1e-5)
     # Of 8 sentences of 4 labels, two or three lack the last.
     assert logged(tmp_path, "train", "tokens_per_second")[1] > 0
     assert trainer.metrics["val/perplexity"] < trainer.metrics["train/perplexity"]
@@ -120,13 +94,11 @@ def test_losses_and_perplexities_are_those_of_the_definition(way, tmp_path) -> N
 
 def test_a_run_of_iterations_is_evaluated_kept_and_stopped_within_an_epoch(tmp_path) -> None:
     """Three steps an epoch, an evaluation every two; 'better' is by more than the loss can fall."""
-    hooks = {
-        "early_stopping": EarlyStopping(
-            keys.EarlyStopping(monitor="val/loss", mode="min", patience=2, min_delta=10.0)
-        ),
-        "model_checkpoint": ModelCheckpoint(
-            keys.ModelCheckpoint(monitor="val/perplexity", mode="min", save_last=False)
-        ),
+    stopping = {"monitor": "val/loss", "mode": "min", "patience": 2, "min_delta": 10.0}
+    keeping = {"monitor": "val/perplexity", "mode": "min", "save_last": False}
+    hooks: dict[str, Hook] = {
+        "early_stopping": EarlyStopping(keys.EarlyStopping(**stopping)),
+        "model_checkpoint": ModelCheckpoint(keys.ModelCheckpoint(**keeping)),
     }
     limits = {"max_epochs": None, "max_steps": 100, "val_every_steps": 2}
     trainer = train(tmp_path, hooks, **limits)
@@ -142,11 +114,8 @@ def test_a_run_goes_on_from_within_an_epoch(tmp_path) -> None:
     limits = {"max_epochs": None, "val_every_steps": 2}
     train(tmp_path / "whole", max_steps=8, **limits)
     for steps in (4, 8):
-        hooks = {
-            "model_checkpoint": ModelCheckpoint(
-                keys.ModelCheckpoint(monitor="val/loss", mode="min")
-            )
-        }
+        settings = keys.ModelCheckpoint(monitor="val/loss", mode="min")
+        hooks: dict[str, Hook] = {"model_checkpoint": ModelCheckpoint(settings)}
         train(tmp_path / "parts", hooks, max_steps=steps, **limits)
     for split in ("train", "val"):
         whole, parts = (logged(tmp_path / each, split, "loss") for each in ("whole", "parts"))

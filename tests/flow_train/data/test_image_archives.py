@@ -12,69 +12,56 @@ import numpy as np
 import pytest
 
 from flow_train.data.datamodule import ImageDataModule
+from tests.flow_train.data.batches import assert_same, epoch
 
 
 def packed(folder: Path, kind: str, above: str = "") -> Path:
     path = folder.with_suffix(f".{kind.removesuffix('-deflated')}")
     files = [file for file in sorted(folder.rglob("*"), reverse=True) if file.is_file()]
-    if kind == "tar":
-        with tarfile.open(path, "w") as archive:
-            for file in files:
-                archive.add(file, above + str(file.relative_to(folder)))
-    else:
-        method = zipfile.ZIP_DEFLATED if kind.endswith("deflated") else zipfile.ZIP_STORED
-        with zipfile.ZipFile(path, "w", method) as archive:
-            for file in files:
-                archive.write(file, above + str(file.relative_to(folder)))
+    method = zipfile.ZIP_DEFLATED if kind.endswith("deflated") else zipfile.ZIP_STORED
+    is_tar = kind == "tar"
+    with tarfile.open(path, "w") if is_tar else zipfile.ZipFile(path, "w", method) as archive:
+        add = archive.add if is_tar else archive.write
+        for file in files:
+            add(file, above + str(file.relative_to(folder)))
     return path
 
 
-@pytest.mark.parametrize("kind", ["tar", "zip", "zip-deflated"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("kind", "workers"), [("tar", 2), ("zip", 2), ("zip-deflated", 0)])
 def test_equal_to_the_folder(photos, kind, workers):
     (photos / "train" / "notes.txt").write_text("no image")
-    archive = packed(photos, kind, above="data/")
     options = {"image_size": 16, "batch_size": 4, "num_workers": workers}
     from_folder = ImageDataModule(photos, **options)
-    from_archive = ImageDataModule(archive, **options)
+    from_archive = ImageDataModule(packed(photos, kind, above="data/"), **options)
     assert from_archive.num_classes == 3
-    try:
-        for name in ("train_loader", "val_loader"):
-            pairs = zip(getattr(from_folder, name), getattr(from_archive, name), strict=True)
-            for a, b in pairs:
-                np.testing.assert_array_equal(a.images, b.images)
-                np.testing.assert_array_equal(a.labels, b.labels)
-    finally:
-        from_folder.close()
-        from_archive.close()
+    for name in ("train_loader", "val_loader"):
+        found, expected = (epoch(getattr(each, name)) for each in (from_archive, from_folder))
+        assert len(found) == len(expected) > 0
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a.images, b.images)
+            np.testing.assert_array_equal(a.labels, b.labels)
 
 
 def test_a_part_of_its_own_for_tests(photos):
-    (photos / "val").rename(photos / "test")
-    (photos / "val").symlink_to(photos / "train")
-    archive = photos.with_suffix(".tar")
-    with tarfile.open(archive, "w", dereference=True) as tar:
-        for part in ("train", "val", "test"):
-            for file in sorted((photos / part).rglob("*.png")):
-                tar.add(file, str(file.relative_to(photos)))
-    data = ImageDataModule(archive, image_size=16, batch_size=4)
-    assert sum(len(batch.labels) for batch in data.test_loader) == 9
-    assert sum(len(batch.labels) for batch in data.val_loader) == 24
+    (photos / "train").rename(photos / "test")
+    archive = packed(photos, "tar")
+    data = ImageDataModule(archive, image_size=16, batch_size=4, training=False)
+    for loader, count in ((data.test_loader, 24), (data.val_loader, 9)):
+        assert sum(len(batch.labels) for batch in loader) == count
 
 
 def test_what_cannot_be_read_is_named(photos, tmp_path):
-    archive = packed(photos / "train", "tar")
-    with pytest.raises(DataError, match="has no images in a folder 'train'"):
-        ImageDataModule(archive, image_size=16, batch_size=4)
-    compressed = tmp_path / "compressed.tar"
+    compressed, broken = tmp_path / "compressed.tar", tmp_path / "broken.zip"
     with tarfile.open(compressed, "w:gz") as tar:
         tar.add(photos, "photos")
-    with pytest.raises(DataError, match=r"expected an uncompressed \.tar or a \.zip"):
-        ImageDataModule(compressed, image_size=16, batch_size=4)
-    broken = tmp_path / "broken.zip"
     broken.write_bytes(b"PK\x03\x04 and nothing")
-    with pytest.raises(DataError, match="cannot read the archive"):
-        ImageDataModule(broken, image_size=16, batch_size=4)
+    for archive, message in (
+        (packed(photos / "train", "tar"), "has no images in a folder 'train'"),
+        (compressed, r"expected an uncompressed \.tar or a \.zip"),
+        (broken, "cannot read the archive"),
+    ):
+        with pytest.raises(DataError, match=message):
+            ImageDataModule(archive, image_size=16, batch_size=4)
 
 
 def test_a_damaged_member_is_a_bad_file_and_no_crash(photos, caplog):
@@ -92,9 +79,7 @@ def test_a_damaged_member_is_a_bad_file_and_no_crash(photos, caplog):
 
 def test_validation_alone(photos):
     """Of an archive without training images; its part may be called validation."""
-    expected = list(ImageDataModule(photos, image_size=16, batch_size=4).val_loader)
+    expected = epoch(ImageDataModule(photos, image_size=16, batch_size=4).val_loader)
     archive = packed(photos / "val", "zip", above="imagenet/validation/")
     data = ImageDataModule(archive, image_size=16, batch_size=4, training=False)
-    for a, b in zip(data.val_loader, expected, strict=True):
-        np.testing.assert_array_equal(a.images, b.images)
-        np.testing.assert_array_equal(a.labels, b.labels)
+    assert_same(epoch(data.val_loader), expected)

@@ -38,30 +38,8 @@ def test_labels_go_by_the_number_in_the_name(tmp_path):
     labels = read_real_labels(path, [file_name(n) for n in (3, 1, 2)], 6)
     first = [labels.count(np.array([i]), np.array([[b]])) for i, b in ((0, 2), (1, 5), (2, 5))]
     assert first == [(1, 1, 1), (1, 1, 1), (0, 0, 0)]
-
-
-def test_all_of_imagenet(tmp_path):
-    """50,000 lists, the images in the order of their class folders."""
-    random = np.random.default_rng(0)
-    lists = [random.integers(1000, size=random.integers(4)).tolist() for _ in range(50_000)]
-    order = random.permutation(50_000)
-    path = written(tmp_path, lists)
-    labels = read_real_labels(path, [file_name(int(n) + 1) for n in order], 1000)
-    best = random.integers(1000, size=(50_000, 5))
-    hits = [
-        [label in row for label in row_labels] and not set(row_labels).isdisjoint(row)
-        for row, row_labels in zip(best.tolist(), (lists[n] for n in order), strict=True)
-        if row_labels
-    ]
-    images, _, among = labels.count(np.arange(50_000), best)
-    assert (images, among) == (len(hits), sum(map(bool, hits)))
-    with pytest.raises(DataError, match=r"00050000\.JPEG, and there are 2 .* number 50001 is not"):
-        read_real_labels(path, [file_name(n) for n in (7, 50_001)])
-
-
-def test_of_a_part_of_the_images(tmp_path):
-    labels = read_real_labels(written(tmp_path, [[5], [4], [0, 2]]), [file_name(3), file_name(1)])
-    assert labels.count(np.arange(2), np.array([[2], [5]])) == (2, 2, 2)
+    part = read_real_labels(path, [file_name(3), file_name(1)])
+    assert part.count(np.arange(2), np.array([[2], [5]])) == (2, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +47,6 @@ def test_of_a_part_of_the_images(tmp_path):
     [
         (["a/1.png", file_name(2), "val/ILSVRC2012_val_3.JPEG"], "2 of the 3 .* such as a/1.png"),
         ([file_name(n) for n in (1, 2, 2)], "3 validation images; one is there more than once"),
-        ([file_name(n) for n in (1, 2, 3, 3)], "4 validation images; one is there more than once"),
         ([file_name(n) for n in (1, 2, 3, 4)], "4 validation images; number 4 is not among them"),
         ([file_name(0)], "1 validation images; number 0 is not among them"),
         ([], "there are 0 validation images; leave"),
@@ -86,11 +63,9 @@ def test_other_images_are_refused(names, words, tmp_path):
         ("{", "are no JSON.*reassessed-imagenet"),
         ("[" * 100_000, "are no JSON"),
         ({"1": [2]}, "not a list with a list of classes"),
-        ([], "not a list with a list of classes"),
         ([[1], 2], "entry 2 is not a list of class indices, but '2'"),
         ([[1], [True]], "entry 2"),
         ([[-1]], "entry 1"),
-        ([["3"]], "entry 1"),
         ([[1], [5]], "name class 5, and there are 5"),
     ],
 )

@@ -30,6 +30,12 @@ def fill_slowly(epoch: int, start: int, rows: np.ndarray) -> FilledRows:
     return fill_with_position(epoch, start, rows)
 
 
+def fail_at_20(epoch: int, start: int, rows: np.ndarray) -> FilledRows:
+    if start <= 20 < start + len(rows):
+        raise ZeroDivisionError("in the transform")
+    return fill_with_position(epoch, start, rows)
+
+
 @pytest.fixture
 def start_pool():
     pools = []
@@ -47,14 +53,16 @@ def alive(pool: WorkerPool) -> list[int]:
     return [process.pid for process in pool._processes if process.is_alive()]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_batches_come_in_order_with_their_rows(start_pool, workers):
-    pool = start_pool(fill_with_position, workers=workers)
+def test_batches_come_in_order_with_their_rows(start_pool):
+    pool = start_pool(fill_with_position, workers=3)
     ranges = [(8 * number, 8) for number in range(10)] + [(80, 3)]
     batches = list(pool.batches(2, ranges))
     assert [filled.indices for _, filled in batches] == [list(range(s, s + n)) for s, n in ranges]
     for rows, filled in batches:
         assert rows[:, 0].tolist() == [2000 + index for index in filled.indices]
+    assert len(alive(pool)) == 3
+    pool.close()
+    assert not alive(pool)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
@@ -62,6 +70,10 @@ def test_killed_worker_is_an_error_at_once(start_pool, sent):
     pool = start_pool(fill_slowly)
     batches = pool.batches(0, [(0, 8)] * 1000)
     next(batches)
+    # Ctrl-C goes to the whole group; the workers leave it to the training process.
+    for process in pool._processes:
+        os.kill(process.pid, signal.SIGINT)
+    assert len([next(batches) for _ in range(4)]) == 4
     os.kill(pool._processes[1].pid, sent)
     started = time.monotonic()
     with pytest.raises(DataError, match=f"was killed by {sent.name}.*out of memory"):
@@ -78,34 +90,10 @@ def test_worker_killed_while_idle_is_noticed(start_pool):
         list(pool.batches(0, [(0, 8)] * 3))
 
 
-def fail_at_20(epoch: int, start: int, rows: np.ndarray) -> FilledRows:
-    if start <= 20 < start + len(rows):
-        raise ZeroDivisionError("in the transform")
-    return fill_with_position(epoch, start, rows)
-
-
 def test_failing_code_is_reported_with_its_traceback(start_pool):
     pool = start_pool(fail_at_20)
     with pytest.raises(RuntimeError, match=r"(?s)fail_at_20.*ZeroDivisionError: in the transform"):
         list(pool.batches(0, [(8 * n, 8) for n in range(4)]))
-    assert not alive(pool)
-
-
-def test_interrupt_reaches_the_main_process_only(start_pool):
-    """Ctrl-C goes to the whole group; the workers leave it to the training process."""
-    pool = start_pool(fill_slowly)
-    batches = pool.batches(0, [(0, 8)] * 5)
-    next(batches)
-    for process in pool._processes:
-        os.kill(process.pid, signal.SIGINT)
-    assert len(list(batches)) == 4
-
-
-def test_close_ends_the_processes(start_pool):
-    pool = start_pool(fill_slowly)
-    next(pool.batches(0, [(0, 8)] * 5))
-    assert len(alive(pool)) == 2
-    pool.close()
     assert not alive(pool)
 
 
@@ -124,26 +112,18 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_do_not_outlive_their_parent(sent):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    try:
-        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-        assert len(workers) == 4
-        parent.send_signal(sent)
+def test_workers_do_not_outlive_their_parent():
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        try:
+            workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+            assert len(workers) == 4
+        finally:
+            parent.kill()
         parent.wait(10)
         _, alive = psutil.wait_procs(workers, timeout=5)
         assert alive == []
-    finally:
-        parent.kill()
-        parent.wait(10)
 
 
 def test_forks_beside_a_busy_oneflow(start_pool):
@@ -159,7 +139,7 @@ def test_forks_beside_a_busy_oneflow(start_pool):
     thread = threading.Thread(target=compute)
     thread.start()
     try:
-        for _ in range(10):
+        for _ in range(5):
             pool = start_pool(fill_with_position)
             assert len(list(pool.batches(0, [(8 * n, 8) for n in range(5)]))) == 5
             pool.close()

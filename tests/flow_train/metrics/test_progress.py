@@ -22,8 +22,7 @@ def clock(monkeypatch):
 
 def test_rate_and_eta(clock):
     bar = Progress(100, "step", enabled=False)
-    assert bar.rate() == 0
-    assert bar.eta_seconds() == math.inf
+    assert (bar.rate(), bar.eta_seconds()) == (0, math.inf)
     for _ in range(10):
         clock[0] += 0.5
         bar.update()
@@ -31,18 +30,14 @@ def test_rate_and_eta(clock):
     assert bar.eta_seconds() == pytest.approx(45)
     bar.update(90)
     assert bar.eta_seconds() == 0
-
-
-def test_rate_forgets_a_slow_start(clock):
+    # A slow start is forgotten.
     bar = Progress(10000, "step", enabled=False)
     clock[0] += 100
     for _ in range(100):
         clock[0] += 0.1
         bar.update()
     assert bar.rate() == pytest.approx(10)
-
-
-def test_steps_before_a_resume_do_not_count_for_the_rate(clock):
+    # Steps before a resume do not count for the rate.
     bar = Progress(1000, "step", enabled=False, done=900)
     clock[0] += 10
     bar.update(10)

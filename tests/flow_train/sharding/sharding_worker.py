@@ -25,7 +25,7 @@ from flow_train.sharding import Sharding, fully_shard
 from flow_train.steps.eager import data_parallel
 from monarch_flow.models import create_model
 
-STEPS, BATCH, CLIP = 4, 8, 0.5
+STEPS, BATCH, CLIP = 3, 8, 0.5
 VIT = {"num_classes": 10, "img_size": 16, "patch_size": 8, "depth": 2, "num_heads": 2}
 VIT |= {"embed_dim": 30}
 TOKENS = ("plain", "shared", "tied", "frozen", "twice", "views", "arguments", "hooks", "buffers")

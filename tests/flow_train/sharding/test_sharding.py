@@ -44,33 +44,31 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"bfloat16": True},
     "bfloat16, activations kept": {"recompute": False, "bfloat16": True},
 }
-MODES = list(CASES)[:7]
-UNCOMMON = {
-    f"{kind}, {mode}": {**CASES[mode], "kind": kind}
-    for kind in (*TOKENS, "resnet, mixed")
-    for mode in MODES
-}
 if not plugin.state().loaded:
     CASES = {name: case for name, case in CASES.items() if "bfloat16" not in name}
-
-
+MODES = list(CASES)[:7]
 MESHES = {"one row": {}, "rows of two": {"rows": 2}, "rows of one": {"rows": 1, "flatten": True}}
 
 
-# Without shared memory pieces are sent.
-SENT = {name: CASES[name] for name in MODES} | UNCOMMON
+def uncommon(*modes: str) -> dict[str, dict[str, Any]]:
+    """Each uncommon model in each of some modes."""
+    kinds = (*TOKENS, "resnet, mixed")
+    return {f"{kind}, {mode}": {**CASES[mode], "kind": kind} for kind in kinds for mode in modes}
 
 
-@pytest.mark.parametrize(
-    ("processes", "cases", "memory"),
-    [
-        (1, UNCOMMON, "on"),
-        (2, CASES | UNCOMMON, "on"),
-        (2, SENT, "off"),
-        (4, MESHES, "on"),
-    ],
-    ids=["1", "2", "2, sent", "4"],
-)
+RUNS = {
+    "2": (2, CASES | uncommon("recomputed", "weights kept", "prefetched, activations kept"), "on"),
+    # Without shared memory pieces are sent.
+    "2, sent": (
+        2,
+        {name: CASES[name] for name in MODES} | uncommon("flat", "activations kept"),
+        "off",
+    ),
+    "4": (4, MESHES, "on"),
+}
+
+
+@pytest.mark.parametrize(("processes", "cases", "memory"), RUNS.values(), ids=RUNS)
 def test_cut_models_train_as_whole_ones(
     tmp_path: Path, processes: int, cases: Any, memory: str
 ) -> None:
@@ -90,26 +88,18 @@ def test_cut_models_train_as_whole_ones(
         assert gaps["norms"] > 1e-5 or "added up" not in name, "nothing was rounded"
 
 
-def test_the_units_of_a_model_are_its_blocks() -> None:
+def test_names_stay_and_shapes_are_known() -> None:
     model = SmallResNet()
     is_unit = blocks(model)
     names = [name for name, module in model.named_modules() if is_unit(name, module)]
     assert names == ["layers.0", "layers.1"]
-
-
-def test_names_stay_and_shapes_are_known() -> None:
-    model = SmallResNet()
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    sharding = fully_shard(model, multiple=4)
-    assert sharding.layout.tensors() == shapes
+    with pytest.raises(UserError, match="multiple=0"):
+        fully_shard(nn.Linear(2, 2), multiple=0)
+    assert fully_shard(model, multiple=4).layout.tensors() == shapes
     for name, value in model.named_parameters():
         assert value.ndim == 1
         assert len(value) == -(-np.prod(shapes[name]) // 4) * 4, name
-
-
-def test_a_wrong_multiple_is_refused() -> None:
-    with pytest.raises(UserError, match="multiple=0"):
-        fully_shard(nn.Linear(2, 2), multiple=0)
 
 
 @pytest.mark.parametrize(
@@ -142,29 +132,28 @@ def test_a_root_without_global_tensors_of_its_own() -> None:
     np.testing.assert_array_equal(model(x).to_local().numpy(), expected)
 
 
+def _sgd(model: nn.Module) -> flow.optim.Optimizer:
+    return flow.optim.SGD(model.parameters(), lr=0.1)
+
+
 def test_norms_are_of_whole_tensors_where_shards_are_flat() -> None:
     backend, logged = oneflow_accel.select_device("cpu"), {}
-    images = flow.tensor(
-        np.random.default_rng(0).standard_normal((4, 3, 16, 16)), dtype=flow.float32
-    )
+    draw = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)
+    loss = nn.functional.cross_entropy
     for name in ("whole", "flat"):
         flow.manual_seed(0)
         model = SmallResNet()
-        optimizer, loss = _sgd, nn.functional.cross_entropy
+        step: TrainStep
         if name == "whole":
-            step: TrainStep = EagerStep(model, backend, optimizer(model), loss)
+            step = EagerStep(model, backend, _sgd(model), loss)
         else:
-            step = ShardedStep(model, backend, optimizer, loss, sharding={"flatten": True})
-        model(images).square().mean().backward()
+            step = ShardedStep(model, backend, _sgd, loss, sharding={"flatten": True})
+        model(flow.tensor(draw)).square().mean().backward()
         log = logged.setdefault(name, {}).update
         trainer = SimpleNamespace(is_log_step=True, model=model, train_step=step, log=log)
         NormMonitor(keys.NormMonitor()).before_update(trainer)
     assert "stats/layers.0.0.0.weight_grad_mean" in logged["whole"]
     assert logged["flat"] == pytest.approx(logged["whole"], rel=1e-6)
-
-
-def _sgd(model: nn.Module) -> flow.optim.Optimizer:
-    return flow.optim.SGD(model.parameters(), lr=0.1)
 
 
 def test_gradients_of_inputs_pass_through() -> None:
@@ -178,24 +167,21 @@ def test_gradients_of_inputs_pass_through() -> None:
     np.testing.assert_allclose(x.grad.numpy(), expected, rtol=1e-6)
 
 
-class FailsOnce(nn.Module):
-    """In the second pass, which the gradient needs."""
-
-    passes = 0
-
-    def forward(self, x: flow.Tensor) -> flow.Tensor:
-        self.passes += 1
-        if self.passes == 2:
-            raise RuntimeError("no memory")
-        return x
-
-
 def test_a_second_forward_pass_that_fails_leaves_statistics_as_they_were() -> None:
-    model = nn.Sequential(nn.Sequential(nn.BatchNorm1d(3), FailsOnce()), nn.Linear(3, 2))
+    """That pass, which the gradient needs."""
+    passes = iter([None, RuntimeError("no memory")])
+
+    def fail(module: nn.Module, inputs: Any) -> None:
+        error = next(passes)
+        if error:
+            raise error
+
+    block = nn.Sequential(nn.BatchNorm1d(3), nn.Identity())
+    block[1].register_forward_pre_hook(fail)
+    model = nn.Sequential(block, nn.Linear(3, 2))
     fully_shard(model)
     loss = model(flow.randn(4, 3)).sum()
-    norm = model[0][0]
-    before = norm.running_mean.numpy().copy()
+    before = block[0].running_mean.numpy().copy()
     with pytest.raises(Exception, match="no memory"):
         loss.backward()
-    np.testing.assert_array_equal(norm.running_mean.numpy(), before)
+    np.testing.assert_array_equal(block[0].running_mean.numpy(), before)

@@ -3,7 +3,6 @@ run's."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
@@ -15,9 +14,9 @@ import safetensors.numpy
 from flow_train.checkpoint.folders import read_checkpoint
 from flow_train.config import keys
 from flow_train.config.schema import read
-from flow_train.sharding import MODES
+from flow_train.metrics.log import read_metrics
 from resnet50_imagenet.options import parse_options
-from tests.launch import run_several
+from tests.launch import run_distributed, run_several, several_runs
 from tests.monarch_flow.engine.engine_runs import values
 from tests.resnet50_imagenet.conftest import SMALL, losses, shapes  # noqa: F401 - a fixture
 
@@ -29,18 +28,38 @@ MONARCH += ("trainer.log_every_n_steps=1", "test_after_training=false", "trainer
 MONARCH += ("callbacks.norm_monitor={}",)
 
 
-def test_a_convolutional_network_with_running_statistics(shapes: Path, tmp_path: Path) -> None:  # noqa: F811
-    """The moving average is one of shards; an epoch of 12 steps ends in the middle."""
-    line = (shapes, "--multiprocessing-distributed", *SMALL, "--model-ema")
-    replicated, cut, one = (tmp_path / name for name in ("replicated", "cut", "one"))
-    on = ("--resume", "auto")
+SMALLER = (*SMALL, "-b", 16)
+
+
+@pytest.fixture(scope="module")
+def runs(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """The folder of runs of two processes."""
+    folder = tmp_path_factory.mktemp("runs")
+    line = ("resnet50_imagenet.main", shapes, *SMALLER, "--multiprocessing-distributed")
+    line += ("--model-ema", "--output-dir")
+    on = ("--fsdp", "full_shard_no_recompute", "--resume", "auto")
+    # An epoch of 6 steps ends in the middle.
     lines = [
-        (*line, "--max-steps", 14, "--output-dir", replicated),
-        (*line, "--max-steps", 9, "--fsdp", "--output-dir", cut),
-        (*line, "--max-steps", 14, "--fsdp", "full_shard_no_recompute", *on, "--output-dir", cut),
+        (*line, folder / "replicated", "--max-steps", 8),
+        (*line, folder / "cut", "--max-steps", 5, "--fsdp"),
+        (*line, folder / "cut", "--max-steps", 8, *on),
     ]
-    result = run_several("resnet50_imagenet.main", lines, 2)
+    line = ("monarch_flow.train", *MONARCH, f"datamodule.data_dir={shapes}")
+    for mode in ("null", "full_shard", "hybrid_shard"):
+        lines.append((*line, f"trainer.fsdp={mode}", f"run_dir={folder / mode}"))
+    lines.append((*line, "trainer.graph=true", f"run_dir={folder / 'graph'}"))
+    result = run_distributed(several_runs(lines), 2, timeout=240)
     assert result.returncode == 0, result.stdout[-5000:]
+    return folder
+
+
+def test_a_convolutional_network_with_running_statistics(
+    runs: Path,
+    shapes: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The moving average is one of shards."""
+    replicated, cut = runs / "replicated", runs / "cut"
     for split in ("train", "val"):
         ours, theirs = losses(cut, split), losses(replicated, split)
         assert ours.keys() == theirs.keys()
@@ -59,45 +78,38 @@ def test_a_convolutional_network_with_running_statistics(shapes: Path, tmp_path:
     assert any(name.startswith("ema/") for name in uncut)
     for name in uncut:
         np.testing.assert_array_equal(files[0][name], files[1][name], err_msg=name)
-    line = (shapes, *SMALL, "--resume", cut)
-    lines = [(*line, "-e"), (*line, "--output-dir", one, "--max-steps", 15)]
+    line = (shapes, *SMALLER, "--resume", cut)
+    lines = [(*line, "-e"), (*line, "--output-dir", tmp_path, "--max-steps", 9)]
     result = run_several("resnet50_imagenet.main", lines)
     assert result.returncode == 0, result.stdout[-5000:]
-    assert list(losses(one)) == [15]
+    assert list(losses(tmp_path)) == [9]
 
 
-def test_a_monarch_vit(shapes: Path, tmp_path: Path) -> None:  # noqa: F811
-    line = (*MONARCH, f"datamodule.data_dir={shapes}")
-    modes = ("null", *MODES)
-    lines = [(*line, f"trainer.fsdp={mode}", f"run_dir={tmp_path / mode}") for mode in modes]
-    lines.append((*line, "trainer.graph=true", f"run_dir={tmp_path / 'graph'}"))
-    result = run_several("monarch_flow.train", lines, 2)
-    assert result.returncode == 0, result.stdout[-5000:]
+def test_a_monarch_vit(runs: Path) -> None:
     figures = [("train", "loss"), ("val", "loss")]
     figures += [("train", "total_param_l1_norm"), ("train", "total_grad_l1_norm")]
     # Of whole tensors, not of the first process's pieces.
     figures += [("train", f"stats/head.weight{kind}_mean") for kind in ("", "_grad")]
-    for mode in (*MODES, "graph"):
+    for mode in ("full_shard", "hybrid_shard", "graph"):
         for split, name in figures:
-            ours, theirs = (values(tmp_path / each, split, name) for each in (mode, "null"))
+            ours, theirs = (values(runs / each, split, name) for each in (mode, "null"))
             assert ours
             np.testing.assert_allclose(
                 list(ours.values()), list(theirs.values()), rtol=1e-5, err_msg=f"{mode} {name}"
             )
-    log = [json.loads(text) for text in (tmp_path / "full_shard/metrics.jsonl").open()]
-    counted = [each["values"] for each in log if "params_total" in each["values"]]
-    plain = [json.loads(text) for text in (tmp_path / "null/metrics.jsonl").open()]
-    assert counted == [each["values"] for each in plain if "params_total" in each["values"]]
+    counted, plain = (
+        [line["values"] for line in read_metrics(runs / mode / "metrics.jsonl")]
+        for mode in ("full_shard", "null")
+    )
+    assert [each for each in counted if "params_total" in each] == [
+        each for each in plain if "params_total" in each
+    ]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--fsdp", "--graph"], ["--fsdp", "--channels-last"]],
-    ids=["graph", "layout"],
-)
-def test_what_does_not_go_together_is_refused(options: list[str]) -> None:
+@pytest.mark.parametrize("other", ["--graph", "--channels-last"])
+def test_what_does_not_go_together_is_refused(other: str) -> None:
     with pytest.raises(UserError, match="--fsdp"):
-        parse_options(options)
+        parse_options(["--fsdp", other])
 
 
 @pytest.mark.parametrize(
