@@ -40,7 +40,3 @@ def test_two_processes(tmp_path: Path, whole: dict[str, np.ndarray]) -> None:
     assert abs(kept["losses"] - whole["losses"]).max() > 1e-3
     for way, run in found.items():
         assert_same(run, whole, way)
-
-
-def test_four_processes(tmp_path: Path, whole: dict[str, np.ndarray]) -> None:
-    assert_same(trained(tmp_path, 4, "recomputed")["recomputed"], whole, "recomputed")
