@@ -1,7 +1,8 @@
 """Trains and evaluates LiBai's GPT on the tiny batches; a rank of test_libai_layouts.py.
 
 layout_worker.py OUTPUT ROW...: each ROW is a JSON object with fields of `Row`. The last rank writes
-to OUTPUT, by row, the loss of each step and that of the first batch afterwards.
+to OUTPUT, by row, the loss of each step and that of the first batch afterwards. Two processes look
+at their masks and labels as well.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# First: it decides which patches libai gets.
-import tests.libai_projects.patches.partial_series  # noqa: F401
-
-# isort: split
+import oneflow_accel  # noqa: F401 - before oneflow and libai, which it patches
 
 import numpy as np
 import oneflow as flow
 from libai.data.structures import DistTensorData
+from libai.layers import MLP
 from libai.models import GPTForPreTraining
 from libai.models.utils import GraphBase
 from libai.utils import distributed
@@ -151,9 +150,48 @@ def run(row: Row) -> dict[str, object]:
     return {"losses": losses, "evaluation": evaluation}
 
 
+def masks() -> None:
+    """Dropout masks differ between parts of a split tensor and agree on copies of another one."""
+    distributed.setup_dist_util(
+        OmegaConf.create({"tensor_parallel_size": 1, "pipeline_parallel_size": 1})
+    )
+    # As a data-parallel run may: each rank seeds with a number of its own.
+    flow.manual_seed(7 + flow.env.get_rank())
+    layer = MLP(8, 8, output_dropout_prob=0.5).dropout
+    ones = flow.ones(400, 8, placement=distributed.get_layer_placement(0), sbp=flow.sbp.broadcast)
+    copies = layer(ones).to_local().numpy()
+    halves = distributed.tton(layer(ones.to_global(sbp=flow.sbp.split(0))))
+    assert (halves[:200] != halves[200:]).any(), "the parts have the same mask"
+    theirs = flow.tensor(copies).to_global(
+        placement=flow.placement("cpu", [0, 1]), sbp=flow.sbp.split(0)
+    )
+    first, second = np.split(distributed.tton(theirs), 2)
+    assert (first == second).all(), "the copies have different masks"
+    assert set(np.unique(first)) == {0, 2}
+
+
+def labels() -> None:
+    """Labels on the last stage are those of the first stage's data, whatever its ranks read."""
+    distributed.setup_dist_util(
+        OmegaConf.create(
+            {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "pipeline_num_layers": 2}
+        )
+    )
+    data = DistTensorData(flow.tensor([[flow.env.get_rank()]]), placement_idx=-1)
+    data.to_global()
+    assert data.tensor.placement == distributed.get_layer_placement(-1)
+    # Every rank looks, so that none waits for one that has failed.
+    everywhere = flow.placement("cpu", [0, 1])
+    seen = data.tensor.to_global(placement=everywhere, sbp=flow.sbp.broadcast).to_local()
+    assert seen.numpy().tolist() == [[0]]
+
+
 def main() -> None:
     output, *rows = sys.argv[1:]
     results = [run(Row(**json.loads(row))) for row in rows]
+    if flow.env.get_world_size() == 2:
+        masks()
+        labels()
     if distributed.is_last_process():
         Path(output).write_text(json.dumps(results))
 

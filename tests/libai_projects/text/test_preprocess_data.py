@@ -34,8 +34,8 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def write_as_libai_does(prefix: Path, impl: str, vocab_size: int, texts: list[list[int]]) -> None:
-    builder = libai.make_builder(f"{prefix}.bin", impl, vocab_size)
+def write_as_libai_does(prefix: Path, vocab_size: int, texts: list[list[int]]) -> None:
+    builder = libai.make_builder(f"{prefix}.bin", "mmap", vocab_size)
     for ids in filter(None, texts):
         builder.add_item(flow.tensor(ids, dtype=flow.int32))
         builder.end_document()
@@ -46,11 +46,8 @@ def contents(prefix: Path) -> tuple[bytes, bytes]:
     return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
 
 
-@pytest.mark.parametrize("impl", ["mmap", "cached", "lazy"])
-def test_same_bytes_as_libai(
-    impl: str, corpus: Path, small_files: VocabularyFiles, tmp_path: Path
-) -> None:
-    options = ["--input", str(corpus), "--json-keys", "text", "title", "--dataset-impl", impl]
+def test_same_bytes_as_libai(corpus: Path, small_files: VocabularyFiles, tmp_path: Path) -> None:
+    options = ["--input", str(corpus), "--json-keys", "text", "title", "--dataset-impl", "mmap"]
     options += ["--tokenizer-name", "GPT2Tokenizer", *small_files.options, "--workers", "2"]
     assert main([*options, "--output-prefix", str(tmp_path / "ours")]) == 0
     tokenizer = LibaiTokenizer(small_files.vocab, small_files.merges)
@@ -58,7 +55,7 @@ def test_same_bytes_as_libai(
     for key in ("text", "title"):
         theirs = tmp_path / f"theirs_{key}"
         encoded = [tokenizer.encode(line[key]) if line[key] else [] for line in lines]
-        write_as_libai_does(theirs, impl, len(tokenizer), encoded)
+        write_as_libai_does(theirs, len(tokenizer), encoded)
         assert contents(tmp_path / f"ours_{key}_document") == contents(theirs)
     # As LiBai's tool, it replaces what is there.
     assert main([*options, "--output-prefix", str(tmp_path / "ours")]) == 0
@@ -82,20 +79,6 @@ def test_the_command_of_the_readme(
     ]
     assert "8 lines: 1 empty, 0 bad" in done.stdout
     assert "7 documents, " in done.stdout
-
-
-def test_outer_spaces_stay_unless_stripped(
-    small: GPT2Tokenizer, small_files: VocabularyFiles, tmp_path: Path
-) -> None:
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"text": " a pig "}\n')
-    options = ["--input", str(corpus), "--tokenizer-name", "GPT2Tokenizer", *small_files.options]
-    options += ["--output-prefix", str(tmp_path / "data")]
-    for strip, expected in [([], " a pig "), (["--strip"], "a pig")]:
-        assert main([*options, *strip]) == 0
-        assert MMapTokenDataset(tmp_path / "data_text_document")[0].tolist() == small.encode(
-            expected
-        )
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Train a tiny GPT-2 or Llama a few steps in every layout that is asked for; started by tests of
-layouts.
+"""Train a tiny GPT-2 or Llama a few steps in every layout that is asked for; started by
+test_layouts.py.
 
 The argument is a file of JSON: a list of cases, see `Case`. Rank 0 writes the results to the same
 name with `.out`: for each case a list of numbers, or the text of what went wrong.
@@ -52,6 +52,7 @@ class Case:
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
+    # Of graphs.
     accumulation: int = 1
     checkpointing: bool = False
     zero: int = 0
@@ -134,9 +135,7 @@ def losses(case: Case) -> list[float]:
         weight_decay=0.01,
     )
     model.train()
-    step = (
-        _graph_step(case, model, optimizer) if case.graph else _eager_step(case, model, optimizer)
-    )
+    step = _graph_step(case, model, optimizer) if case.graph else _eager_step(model, optimizer)
     found = [step(batch) for batch in batches(case)]
     if case.evaluate:
         found.append(_evaluate(case, model))
@@ -160,20 +159,14 @@ def _graph_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
     return step
 
 
-def _eager_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
+def _eager_step(model: nn.Module, optimizer: Any) -> Any:
     def step(batch: dict[str, np.ndarray]) -> float:
-        total = 0.0
-        for part in range(case.accumulation):
-            inputs = {
-                name: np.split(values, case.accumulation)[part] for name, values in batch.items()
-            }
-            loss = model(**placed(inputs))["lm_loss"] / case.accumulation
-            loss.backward()
-            total += float(everywhere(loss))
+        loss = model(**placed(batch))["lm_loss"]
+        loss.backward()
         optimizer.clip_grad()
         optimizer.step()
         optimizer.zero_grad()
-        return total
+        return float(everywhere(loss))
 
     return step
 
