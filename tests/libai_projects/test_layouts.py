@@ -16,6 +16,7 @@ from tests.launch import run_distributed, run_process
 from tests.libai_projects.magicprompt.gpt2_models import BLOCKS, MONARCH
 
 WORKER = Path(__file__).parent / "layouts_worker.py"
+REFERENCE = Path(__file__).parent / "patches" / "tiny_gpt_losses.json"
 # Float32, and sums in another order.
 TOLERANCE = 1e-5
 # A fixture starts many runs, twice where the first start hangs.
@@ -48,6 +49,11 @@ def blocks(**case: Any) -> dict[str, Any]:
     return {"config": SPLIT_BLOCKS, **case}
 
 
+def libai(**case: Any) -> dict[str, Any]:
+    """LiBai's own GPT: its losses are those of one in PyTorch, float64 (tiny_gpt_losses.json)."""
+    return {"model": "libai", "evaluate": True, **case}
+
+
 def llama(**case: Any) -> dict[str, Any]:
     return {"model": "llama", "steps": 20, **case}
 
@@ -59,6 +65,8 @@ def dropped(config: dict[str, Any], **case: Any) -> dict[str, Any]:
 TIED = {"tie_word_embeddings": True}
 OVER_TIME = {"sequence_parallel": True}
 FIRST = {"sequence_first": True}
+FUSED = {"bias_gelu_fusion": True, "bias_dropout_fusion": True, "scale_mask_softmax_fusion": True}
+SCALED = {**FUSED, "apply_query_key_layer_scaling": True}
 # By the number of processes; a name begins with the one process's case that it has to equal.
 CASES: dict[int, dict[str, dict[str, Any]]] = {
     1: {
@@ -81,6 +89,8 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "llama": llama(evaluate=True),
         "llama, time first": llama(config=FIRST),
         "tied llama": llama(config=TIED),
+        "libai, fused": libai(config=SCALED),
+        "libai, graph": libai(graph=True, accumulation=4, checkpointing=True),
         "packed llama": llama(documents=3),
         "packed llama, graph": llama(documents=3, **OVERLAPPED),
     },
@@ -98,6 +108,10 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "llama, tensor over time first": llama(tensor=2, config={**OVER_TIME, **FIRST}),
         "packed llama, tensor": llama(tensor=2, documents=3),
         "tied llama, graph, pipeline": llama(pipeline=2, config=TIED, **OVERLAPPED),
+        "libai, data": libai(data=2),
+        "libai, tensor, fused": libai(tensor=2, config=SCALED),
+        "libai, pipeline of 3 and 1 layers": libai(pipeline=2, stages=[0, 0, 0, 1]),
+        "libai, graph, pipeline": libai(pipeline=2, **OVERLAPPED),
     },
     4: {
         "gpt2, data, tensor": gpt2(data=2, tensor=2, evaluate=True),
@@ -119,7 +133,8 @@ NEEDS_PLUGIN = "dropout apart, unfused"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    found = {}
+    reference = json.loads(REFERENCE.read_text())
+    found = {"libai": [*reference["losses"], reference["evaluation"]]}
     for processes, cases in CASES.items():
         folder = tmp_path_factory.mktemp("layouts")
         path = folder / "cases.json"

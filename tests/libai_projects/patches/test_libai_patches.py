@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from oneflow import nn
 
 from tests.launch import run_process
-from tests.libai_projects.patches.layout_worker import Row, model_of
+from tests.libai_projects.layouts_worker import Case, build
 from tests.libai_projects.patches.other_models import MODELS, losses
 
 WITHOUT_PLUGIN = {"ONEFLOW_ACCEL_PLUGIN": "off"}
@@ -63,8 +63,8 @@ def pretended(rank: int, processes: int) -> Iterator[None]:
         yield
 
 
-def tiny_gpt(**settings: object) -> nn.Module:
-    return model_of(Row(**settings))
+def tiny_gpt() -> nn.Module:
+    return build(Case(model="libai"))
 
 
 def adamw(model: nn.Module) -> tuple[flow.optim.Optimizer, object]:

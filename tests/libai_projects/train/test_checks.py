@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import re
@@ -198,7 +197,7 @@ def test_a_config_file_is_held_to_the_schema(make_cfg):
     )
 
 
-@pytest.mark.parametrize("value", [10**400, math.nan])
+@pytest.mark.parametrize("value", [10**400, math.nan], ids=["large", "nan"])
 def test_numbers_that_nothing_can_hold(make_cfg, value):
     """Each of a config's, wherever it stands, and each count that is below its least."""
     cfg = make_cfg()
@@ -216,12 +215,12 @@ def test_numbers_that_nothing_can_hold(make_cfg, value):
     assert len(least) > 25
     assert least.keys() >= {"train.seed", "train.evaluation.patience", "train.warmup_ratio"}
     for key in {*keys, *least} - {"train.dist.pipeline_num_layers"}:
-        changed = copy.deepcopy(cfg)
-        OmegaConf.update(changed, key, value)
-        refused(lambda changed=changed: check_keys(changed), f"{key}=")
-        if key in least:
-            OmegaConf.update(changed, key, least[key] - 1)
-            refused(lambda changed=changed: check_keys(changed), f"{key}=")
+        before = OmegaConf.select(cfg, key)
+        for wrong in (value, least[key] - 1) if key in least else (value,):
+            OmegaConf.update(cfg, key, wrong)
+            refused(lambda: check_keys(cfg), f"{key}=")
+        OmegaConf.update(cfg, key, before)
+    check_keys(cfg)
 
 
 @pytest.mark.parametrize(
