@@ -27,6 +27,7 @@ from libai.utils import distributed as dist
 from omegaconf import OmegaConf
 from oneflow import nn
 
+from flow_train.sharding import Sharding, fully_shard
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from libai_projects.models.llama.model import LlamaForPreTraining
 from tests.libai_projects import reference_gpt2
@@ -81,6 +82,8 @@ class Case:
     accumulation: int = 1
     checkpointing: bool = False
     zero: int = 0
+    # Options of fully_shard.
+    sharded: dict[str, Any] | None = None
     evaluate: bool = False
     generate: bool = False
     seed: int = 0
@@ -120,6 +123,10 @@ def build(case: Case, scale: float = 0.1) -> nn.Module:
     else:
         model = GPT2ForPreTraining({**CONFIG, **case.config})
         state, _ = weights_of(model, scale)
+    return filled(model, state)
+
+
+def filled(model: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
     for name, parameter in model.named_parameters():
         value = flow.tensor(state[name], placement=parameter.placement, sbp=parameter.sbp)
         parameter.data.copy_(value)
@@ -151,6 +158,7 @@ def everywhere(x: flow.Tensor) -> np.ndarray:
 def losses(case: Case) -> list[float]:
     """The loss of each step, of AdamW with clipping; with `evaluate` also that of a last batch."""
     model = build(case)
+    cut = None if case.sharded is None else fully_shard(model, **case.sharded)
     flow.manual_seed(case.seed)
     optimizer = flow.optim.AdamW(
         [
@@ -164,9 +172,18 @@ def losses(case: Case) -> list[float]:
         weight_decay=0.01,
     )
     model.train()
-    step = _graph_step(case, model, optimizer) if case.graph else _eager_step(model, optimizer)
-    found = [step(batch) for batch in batches(case)]
+    step = _graph_step(case, model, optimizer) if case.graph else _eager_step(model, optimizer, cut)
+    found = []
+    for number, batch in enumerate(batches(case)):
+        if cut is not None:
+            # Drawing masks again moves the generator on.
+            flow.manual_seed(number)
+        found.append(step(batch))
     if case.evaluate:
+        if cut is not None:
+            # By the weights as a checkpoint has them.
+            state = {name: value.numpy() for name, value in cut.named_weights()}
+            model = filled(build(case), state)
         found.append(_evaluate(case, model))
     return found
 
@@ -188,11 +205,11 @@ def _graph_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
     return step
 
 
-def _eager_step(model: nn.Module, optimizer: Any) -> Any:
+def _eager_step(model: nn.Module, optimizer: Any, cut: Sharding | None) -> Any:
     def step(batch: dict[str, np.ndarray]) -> float:
         loss = model(**placed(batch))["lm_loss"]
         loss.backward()
-        optimizer.clip_grad()
+        optimizer.clip_grad() if cut is None else cut.clip(1.0)
         optimizer.step()
         optimizer.zero_grad()
         return float(everywhere(loss))

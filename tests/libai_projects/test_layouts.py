@@ -34,6 +34,7 @@ DROPOUT = {"embedding_dropout_prob": 0.1, "attention_dropout_prob": 0.1, "output
 RESIDUAL = {**DROPOUT, "attention_dropout_prob": 0.0}
 # 64 -> 64: 6 does not divide it.
 SPLIT_BLOCKS = {**BLOCKS, "attnproj_cfg": {"_target_": "blockdiag", "nblocks": 6}}
+KEPT = {"recompute": False, "reshard_after_forward": False}
 OVERLAPPED = {"graph": True, "accumulation": 2, "checkpointing": True}
 
 
@@ -97,6 +98,12 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "gpt2, graph, pipeline": gpt2(pipeline=2, **OVERLAPPED),
         "gpt2, graph, ZeRO 3": gpt2(graph=True, data=2, zero=3, evaluate=True),
+        "gpt2, sharded": gpt2(data=2, sharded={}, evaluate=True),
+        "gpt2, sharded, weights kept": gpt2(data=2, sharded=KEPT),
+        "gpt2, sharded flat": gpt2(data=2, sharded={"flatten": True}),
+        "sharded with dropout": dropped(DROPOUT, data=2, sharded={"recompute": False}),
+        # The masks are drawn twice.
+        "sharded with dropout, recomputed": dropped(DROPOUT, data=2, sharded={}),
         "gpt2, tensor, padded": gpt2(tensor=2, config={**UNFUSED, **PADDED}),
         # What is broadcast has the same masks on every process.
         "residual dropout, tensor": dropped(RESIDUAL, graph=True, tensor=2),
@@ -182,6 +189,7 @@ def test_what_differs(runs: dict[str, Any]) -> None:
     dropout = values(runs, "dropout")
     for other in (plain, values(runs, "another seed")):
         assert abs(dropout - other).max() > 1e-3
-    assert abs(values(runs, "graph with dropout") - plain).max() > 1e-3
+    for name in ("graph with dropout", "sharded with dropout"):
+        assert abs(values(runs, name) - plain).max() > 1e-3
     # What is packed with a document does not change it, but it sees less.
     assert abs(values(runs, "packed llama") - values(runs, "llama")[:20]).max() > 1e-3
