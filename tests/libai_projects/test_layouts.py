@@ -97,7 +97,6 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
     },
     2: {
         "gpt2, graph, pipeline": gpt2(pipeline=2, **OVERLAPPED),
-        "gpt2, graph, ZeRO 3": gpt2(graph=True, data=2, zero=3, evaluate=True),
         "gpt2, sharded": gpt2(data=2, sharded={}, evaluate=True),
         "gpt2, sharded, weights kept": gpt2(data=2, sharded=KEPT),
         "gpt2, sharded flat": gpt2(data=2, sharded={"flatten": True}),
@@ -111,6 +110,8 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "monarch, graph, tensor": monarch(graph=True, tensor=2, evaluate=True),
         "monarch, generate, tensor": monarch(tensor=2, generate=True),
         "llama, data": llama(data=2, evaluate=True),
+        # The fused loss has another form there.
+        "llama, graph, ZeRO 3": llama(graph=True, data=2, zero=3, evaluate=True),
         "llama, tensor over time": llama(tensor=2, evaluate=True, config=OVER_TIME),
         "llama, tensor over time first": llama(tensor=2, config={**OVER_TIME, **FIRST}),
         "packed llama, tensor": llama(tensor=2, documents=3),
