@@ -23,10 +23,7 @@ PROJECT = REPOSITORY / "libai_projects"
     "command",
     [
         [PROJECT / "tools" / "train_net.py"],
-        [PROJECT / "tools" / "preprocess_data.py"],
-        [PROJECT / "projects" / "MagicPrompt" / "prepare.py"],
         [PROJECT / "projects" / "MagicPrompt" / "pipeline.py"],
-        ["-m", "libai_projects.weights.convert"],
         ["-c", "import libai_projects.projects.MagicPrompt.pipeline"],
     ],
     ids=lambda command: Path(command[-1]).name[:40],

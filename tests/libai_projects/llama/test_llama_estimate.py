@@ -78,16 +78,6 @@ def test_memory_of_the_diary() -> None:
     assert added == (1936 + 34_496 + 3072) * 2**20
 
 
-def test_inconsistent_rows() -> None:
-    found = [
-        (table, row.name)
-        for table, rows in diary.TABLES.items()
-        for row in rows
-        if not row.consistent
-    ]
-    assert found == [("table1", "fused_adamw"), ("table3", "use_all")]
-
-
 def test_time_is_a_roofline() -> None:
     gpu = estimate.gpu_named("a100")
     fused = estimate.step_seconds(Z2ALL, gpu, ())

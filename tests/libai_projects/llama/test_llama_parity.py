@@ -15,7 +15,7 @@ import oneflow as flow
 import pytest
 from libai.utils import distributed as dist
 from omegaconf import OmegaConf
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from libai_projects import weights
 from libai_projects.generation import GenerationOptions, generate
@@ -23,6 +23,7 @@ from libai_projects.models import step_model
 from libai_projects.models.llama.model import LlamaForPreTraining, LlamaStepModel
 from libai_projects.weights.llama import LLAMA
 from tests.libai_projects.llama import tiny_llama
+from tests.libai_projects.magicprompt.gpt2_models import place
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "transformers.npz")
 PROMPTS = [[1, 2, 3], [5], [60, 7, 8, 9, 10, 7, 8]]
@@ -53,10 +54,6 @@ def build(folder: Path, **options: object) -> LlamaForPreTraining:
     model = LlamaForPreTraining({**config, **options})
     weights.load_into(model, state, table=LLAMA)
     return model
-
-
-def place(values: np.ndarray) -> flow.Tensor:
-    return flow.tensor(values, placement=dist.get_layer_placement(0), sbp=dist.get_hidden_sbp())
 
 
 @cases
@@ -138,8 +135,6 @@ def test_prompts_of_several_lengths_at_once(folders: Path) -> None:
 def test_files_back_and_forth(folders: Path, case: str, tmp_path: Path) -> None:
     state, config = weights.load(folders / case, "huggingface", table=LLAMA)
     weights.save_huggingface(state, config, tmp_path / "hf", table=LLAMA)
-    from safetensors.numpy import load_file
-
     written = load_file(tmp_path / "hf" / "model.safetensors")
     expected = tiny_llama.weights(case)
     assert written.keys() == expected.keys()

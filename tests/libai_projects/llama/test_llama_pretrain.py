@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +25,12 @@ from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.projects.Llama import pretrain
 from libai_projects.projects.Llama.schedule import warmup_cosine
 from libai_projects.weights.llama import LLAMA
-from tests.launch import REPOSITORY, run_distributed, run_process
+from tests.command_server import CommandServer
+from tests.launch import REPOSITORY, run_distributed
 from tests.libai_projects.train.conftest import losses, metrics, perplexities
 
 SCRIPT = REPOSITORY / "libai_projects" / "projects" / "Llama" / "pretrain.py"
+ENVIRONMENT = {"ONEFLOW_ACCEL_THREADS": "1"}
 # Tokens of a sequence of --preset=tiny, and ids of the files below.
 LENGTH, IDS = 128, 500
 FIELDS = flag_table.Options.model_fields
@@ -85,26 +87,16 @@ def test_the_defaults_are_the_diarys() -> None:
     ("argv", "message"),
     [
         (["--batch_sise=3"], "there is no option --batch_sise; did you mean --batch_size?"),
-        (["--use_flush"], "there is no option --use_flush; did you mean --use_flash?"),
-        (["--batch=3"], "there is no option --batch; did you mean"),
         (["--qqq"], "there is no option --qqq; --help lists the options"),
         (["3"], "'3' is one argument too many"),
         (["--batch_size=x"], "--batch_size x: it must be a whole number from 1 to 2147483647"),
-        (["--batch_size=1.5"], "--batch_size 1.5: it must be a whole number from 1 to"),
         (["--learning_rate=high"], "--learning_rate high: it must be a number from 0 to"),
         (["--use_flash=maybe"], "--use_flash maybe: it must be true or false"),
-        (["--batch_size"], "argument --batch_size: expected one argument"),
-        (["--preset=tinny"], "invalid choice: 'tinny'"),
         (["--preset=tinny"], "did you mean tiny?"),
-        (
-            ["--packing=document"],
-            "--packing: invalid choice: 'document' (choose from 'stream', 'documents')",
-        ),
         (["--dtype=int8"], "precision 'int8' is none of float32, float32-bf16-pro"),
         (["--dropout1=0.1"], "--dropout1 and --dropout2 differ, and both branches of a block"),
         (["--zero_stage=4"], "--zero_stage 4: it must be a whole number from 0 to 3"),
         (["--attn_impl=fmha"], "--attn_impl=fmha: OneFlow's fused attention has no gradient"),
-        (["--max_seq_len=1"], "--max_seq_len 1: it must be a whole number from 2 to 2147483647"),
         (["--min_lr=1"], "--min_lr=1.0 is above --learning_rate=0.0004"),
     ],
 )
@@ -114,7 +106,7 @@ def test_wrong_flags(argv: list[str], message: str) -> None:
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("value", ["9" * 50, "9" * 500, "9" * 5000, "-2", "nan", "inf"])
+@pytest.mark.parametrize("value", ["9" * 500, "-2", "nan"])
 def test_numbers_that_cannot_be(value: str) -> None:
     for name in NUMBERS:
         with pytest.raises(UserError, match=f"--{name}"):
@@ -170,27 +162,7 @@ def test_presets_and_flags_beside_them() -> None:
     assert parse("--preset=tinyllama").num_layers == 22
 
 
-# Of "Llama 2: Open Foundation and Fine-Tuned Chat Models" and "The Llama 3 Herd of Models".
-@pytest.mark.parametrize(
-    ("preset", "weights"),
-    [
-        ("z2all", 1_255_499_776),
-        ("tinyllama", 1_100_048_384),
-        ("llama2_7b", 6_738_415_616),
-        ("llama3_8b", 8_030_261_248),
-    ],
-)
-def test_presets_have_the_weights_that_are_published(preset: str, weights: int) -> None:
-    cfg = {key.rpartition(".")[2]: value for key, value in settings(f"--preset={preset}").items()}
-    width, heads = cfg["hidden_size"], cfg["num_attention_heads"]
-    shared = width // heads * cfg["num_key_value_heads"]
-    layer = 2 * width * (width + shared) + 3 * width * cfg["ffn_hidden_size"] + 2 * width
-    assert cfg["num_layers"] * layer + width + 2 * cfg["vocab_size"] * width == weights
-
-
-@pytest.mark.parametrize(
-    ("size", "padded"), [(64320, 64320), (64321, 64328), (64319, 64320), (1, 8), (8, 8), (9, 16)]
-)
+@pytest.mark.parametrize(("size", "padded"), [(64320, 64320), (64321, 64328), (1, 8)])
 def test_vocabulary_is_padded_to_a_multiple_of_eight(size: int, padded: int) -> None:
     flags = parse(f"--vocab_size={size}")
     assert settings(f"--vocab_size={size}")["model.cfg.vocab_size"] == padded
@@ -200,14 +172,12 @@ def test_vocabulary_is_padded_to_a_multiple_of_eight(size: int, padded: int) -> 
 
 @pytest.mark.parametrize(
     ("width", "multiple", "inner"),
-    # 8 / 3 of 2048 is 5461, of 4096 10922, of 128 341.
-    [(2048, 256, 5632), (4096, 256, 11008), (128, 256, 512), (128, 1, 341), (96, 256, 256)],
+    [(2048, 256, 5632), (4096, 256, 11008), (128, 1, 341)],
 )
 def test_inner_width(width: int, multiple: int, inner: int) -> None:
     argv = [f"--hidden_size={width}", f"--multiple_of={multiple}"]
     key = "model.cfg.ffn_hidden_size"
     assert settings(*argv, "--ffn_hidden_size=0")[key] == inner
-    assert inner == math.ceil(math.floor(8 * width / 3) / multiple) * multiple
     assert settings(*argv, "--ffn_hidden_size=777")[key] == 777
 
 
@@ -217,10 +187,6 @@ def of_batch(size: int) -> Any:
 
 def test_tokens_per_iteration() -> None:
     flags = parse()
-    assert pretrain.describe(flags, of_batch(32)) == [
-        "tokens per iteration: 65,536 = 16 gradient accumulation steps x 1 data-parallel "
-        "processes x batch size 2 x 2048 tokens"
-    ]
     # The diary's line has this number, which four processes take.
     assert pretrain.describe(flags, of_batch(128))[0].startswith(
         "tokens per iteration: 262,144 = 16 gradient accumulation steps x 4 data-parallel processes"
@@ -233,19 +199,16 @@ def test_operations_that_are_switched_off() -> None:
     off = ["rope", "scaled_dot_product_attention", "swiglu"]
     assert flag_table.disabled(parse(*argv)) == off
     assert pretrain.describe(parse(*argv), of_batch(32))[1] == f"switched off: {', '.join(off)}"
+    for flag, names in flag_table.FUSED.items():
+        assert set(names) <= set(registry.operations())
+        assert flag_table.disabled(parse(f"--{flag}=false")) == sorted(names)
     assert flag_table.disabled(parse("--attn_impl=naive")) == ["scaled_dot_product_attention"]
     assert flag_table.disabled(parse("--attn_impl=chunked")) == []
 
 
-@pytest.mark.parametrize("flag", flag_table.FUSED)
-def test_each_switch_names_operations_that_there_are(flag: str) -> None:
-    assert set(flag_table.FUSED[flag]) <= set(registry.operations())
-    assert flag_table.disabled(parse(f"--{flag}=false")) == sorted(flag_table.FUSED[flag])
-
-
 @pytest.mark.parametrize(
     "text",
-    ["", "a/b c", 'a "b"', "a\\b", 'a\\"b', "ends\\", "ü, [1] {a: b} #$c = 'x'", "null", " a "],
+    ["", 'a\\"b', "ends\\", "ü, [1] {a: b} #$c = 'x'", "null", " a "],
 )
 def test_paths_reach_the_config_as_they_are(text: str) -> None:
     assert settings(f"--output_dir={text}")["train.output_dir"] == text
@@ -295,29 +258,13 @@ def schedule_of(**options: Any) -> Any:
     return warmup_cosine(optimizer, max_iter=0, warmup_iter=0, **options)
 
 
-@pytest.mark.parametrize(
-    ("warmup", "decay", "least"), [(5, 20, 0.1), (1, 10, 0.1), (0, 10, 0.5), (2, 9, 0.0), (4, 4, 1)]
-)
+@pytest.mark.parametrize(("warmup", "decay", "least"), [(5, 20, 0.1), (0, 10, 0.5), (4, 4, 1)])
 def test_schedule_is_nanogpts(warmup: int, decay: int, least: float) -> None:
     schedule = schedule_of(warmup_iters=warmup, decay_iters=decay, alpha=least)
     for step in range(decay + 5):
         expected = 4e-4 * nanogpts(step, warmup, decay, least)
         assert schedule.get_last_lr()[0] == pytest.approx(expected, rel=1e-12), step
         schedule.step()
-
-
-def test_schedule_of_the_defaults() -> None:
-    found = settings()
-    names = ("warmup_iters", "decay_iters", "alpha")
-    schedule = schedule_of(**{name: found[f"train.scheduler.{name}"] for name in names})
-    # Half of the way down is at the middle between the ends of the cosine.
-    for step, rate in ((0, 2e-7), (999, 2e-4), (1999, 4e-4), (2000, 4e-4), (51000, 2.2e-4)):
-        schedule.last_step = step - 1
-        schedule.step()
-        assert schedule.get_last_lr()[0] == pytest.approx(rate, rel=1e-9), step
-    schedule.last_step = 99999
-    schedule.step()
-    assert schedule.get_last_lr()[0] == pytest.approx(4e-5, rel=1e-9)
 
 
 # Runs ----------------------------------------------------------------------------------------
@@ -336,30 +283,41 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.bin"
 
 
-def run(*argv: object, ok: bool = True, processes: int = 1) -> subprocess.CompletedProcess[str]:
-    command, env = [SCRIPT, *map(str, argv)], {"ONEFLOW_ACCEL_THREADS": "1"}
-    if processes == 1:
-        result = run_process(command, env=env)
-    else:
-        result = run_distributed(command, processes, env=env)
-    assert (result.returncode == 0) == ok, result.stdout
-    assert "Traceback" not in result.stdout
-    return result
+@pytest.fixture(scope="module")
+def server() -> Iterator[CommandServer]:
+    module = "tests.libai_projects.llama.pretrain_command"
+    with CommandServer(module, forks=True, env=ENVIRONMENT) as running:
+        yield running
 
 
-def tiny(
-    data: Path, out: Path, *argv: object, processes: int = 1
-) -> subprocess.CompletedProcess[str]:
-    files = (f"--data={data}", f"--output_dir={out}")
-    return run(*TINY, *files, "--max_iters=4", *argv, processes=processes)
+Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def train(server: CommandServer, data: Path) -> Run:
+    """Runs pretrain.py on a tiny model, and gives what it printed; in a process that was forked
+    where that is enough."""
+
+    def run(out: Path, *argv: object, code: int = 0, processes: int = 1, data: Path = data) -> str:
+        files = (f"--data={data}", f"--output_dir={out}")
+        given = [*TINY, *files, "--max_iters=4", *map(str, argv)]
+        if processes > 1:
+            result = run_distributed([SCRIPT, *given], processes, env=ENVIRONMENT)
+        else:
+            result = server.run(given, cwd=REPOSITORY)
+        assert result.returncode == code, result.stdout
+        assert "Traceback" not in result.stdout
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(train: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Four steps in one go, with evaluations after the second and the last: the folder, and what
     was printed."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return out, tiny(data, out, "--eval_interval=2").stdout
+    return out, train(out, "--eval_interval=2")
 
 
 def test_a_run(data: Path, whole: tuple[Path, str]) -> None:
@@ -393,14 +351,14 @@ def test_a_run(data: Path, whole: tuple[Path, str]) -> None:
 
 
 def test_resumed_run_equals_whole_one_to_the_last_bit(
-    data: Path, whole: tuple[Path, str], tmp_path: Path
+    train: Run, whole: tuple[Path, str], tmp_path: Path
 ) -> None:
     out, _ = whole
     # As a restart loop has it: --resume from the first start on.
     resumed = ("--eval_interval=2", "--resume")
-    tiny(data, tmp_path / "out", "--max_iters=2", "--save_interval=2", *resumed)
+    train(tmp_path / "out", "--max_iters=2", "--save_interval=2", *resumed)
     assert list(losses(tmp_path / "out")) == [1, 2]
-    tiny(data, tmp_path / "out", *resumed)
+    train(tmp_path / "out", *resumed)
     assert losses(tmp_path / "out") == losses(out)
     assert perplexities(tmp_path / "out") == perplexities(out)
     expected, _ = weights.load(out / "checkpoints" / "latest", "libai", table=LLAMA)
@@ -411,31 +369,25 @@ def test_resumed_run_equals_whole_one_to_the_last_bit(
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-def test_two_processes_train_as_one(data: Path, whole: tuple[Path, str], tmp_path: Path) -> None:
+def test_two_processes_under_nn_graph_train_as_one(
+    train: Run, whole: tuple[Path, str], tmp_path: Path
+) -> None:
     # Of the two that TINY has, each process does one, as llm-zero2all counts them.
-    printed = tiny(data, tmp_path / "out", "--eval_interval=2", processes=2).stdout
+    printed = train(tmp_path / "out", "--eval_interval=2", "--graph", processes=2)
+    assert "LlamaForPreTraining, nn.Graph: " in printed
     assert "--gradient_accumulation_steps=2 are 1 in each of these processes" in printed
     assert (
         "tokens per iteration: 256 = 1 gradient accumulation steps x 2 data-parallel processes x "
         "batch size 1 x 128 tokens" in printed
     )
+    for line, expected in zip(metrics(tmp_path / "out"), metrics(whole[0]), strict=True):
+        assert line.get("lr") == pytest.approx(expected.get("lr"))
     assert losses(tmp_path / "out") == pytest.approx(losses(whole[0]), rel=0, abs=1e-5)
     # Of its logarithm, the mean loss.
     assert perplexities(tmp_path / "out") == pytest.approx(perplexities(whole[0]), rel=1e-5)
 
 
-def test_a_graph_follows_the_same_schedule(
-    data: Path, whole: tuple[Path, str], tmp_path: Path
-) -> None:
-    printed = tiny(data, tmp_path / "out", "--graph").stdout
-    assert "LlamaForPreTraining, nn.Graph: " in printed
-    assert [line["lr"] for line in metrics(tmp_path / "out") if "lr" in line] == pytest.approx(
-        [line["lr"] for line in metrics(whole[0]) if "lr" in line]
-    )
-    assert losses(tmp_path / "out") == pytest.approx(losses(whole[0]), rel=0, abs=1e-4)
-
-
-def test_packed_documents(data: Path, tmp_path: Path) -> None:
+def test_packed_documents(train: Run, data: Path, tmp_path: Path) -> None:
     """With the data's vocabulary, other files to evaluate on, and some operations off."""
     ids = np.fromfile(data, "<u2")
     ids[20::50] = END
@@ -447,7 +399,7 @@ def test_packed_documents(data: Path, tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(content)
     argv = ("--packing=documents", "--vocab_size=0", f"--val_data={tmp_path / 'other.bin'}")
     argv += ("--max_iters=2", "--eval_interval=2", "--use_fused_rope=false")
-    printed = tiny(tmp_path / "a.bin", tmp_path / "out", *argv).stdout
+    printed = train(tmp_path / "out", *argv, data=tmp_path / "a.bin")
     assert "vocabulary: 500 tokens, padded to 504, a multiple of 8" in printed
     assert "switched off: rope" in printed
     assert f"validation is on {tmp_path / 'other.bin'}" in printed
@@ -459,46 +411,37 @@ def test_packed_documents(data: Path, tmp_path: Path) -> None:
     assert [line["validation/lm_loss_tokens"] for line in found] == [3 * LENGTH - ends]
 
 
-def test_what_the_user_can_mend(data: Path, whole: tuple[Path, str], tmp_path: Path) -> None:
+def test_what_the_user_can_mend(
+    train: Run, data: Path, whole: tuple[Path, str], tmp_path: Path
+) -> None:
     """Each says what was wrong, and leaves the run that is in the folder alone."""
     out = tmp_path / "out"
     shutil.copytree(whole[0], out)
     before = sorted(path.relative_to(out) for path in out.rglob("*"))
+    large, cut, missing = (tmp_path / f"{name}.bin" for name in ("large", "cut", "none"))
     ids = np.fromfile(data, "<u2")
     ids[1234] = 512
-    ids.tofile(tmp_path / "large.bin")
-    (tmp_path / "cut.bin").write_bytes(data.read_bytes()[:-1])
-    missing = tmp_path / "none.bin"
+    ids.tofile(large)
+    cut.write_bytes(data.read_bytes()[:-1])
     for argv, message in (
-        ((), "--data names no token file: make one by prepare.py, or give --dummy"),
-        ((f"--data={missing}",), f"there is no token file at '{missing}'"),
-        ((f"--data={data}", f"--val_data={missing}"), f"there is no token file at '{missing}'"),
-        (
-            (f"--data={tmp_path / 'large.bin'}",),
-            "large.bin: token 1234 has the id 512, and the model's vocabulary ends at 511: give",
-        ),
-        (
-            (f"--data={tmp_path / 'cut.bin'}",),
-            f"cut.bin has {2 * len(ids) - 1:,} bytes, and a multiple of 2 are expected for uint16",
-        ),
-        ((f"--data={data}", "--packing=documents"), "no .json that says which token ends a"),
-        ((f"--data={data}", "--vocab_size=0"), "--vocab_size=0 takes the data's, which have no"),
-        (
-            (f"--data={data}", "--dtype=float16"),
-            "--precision=float16: cpu cannot do this: CPUs have",
-        ),
-        ((f"--data={data}", "--disable=rope,swigloo"), "'swigloo'. Did you mean 'swiglu'?"),
+        (("--data=",), "--data names no token file: make one by prepare.py, or give --dummy"),
+        ((f"--val_data={missing}",), f"there is no token file at '{missing}'"),
+        ((f"--data={large}",), "token 1234 has the id 512, and the model's vocabulary ends at 511"),
+        ((f"--data={cut}",), f"cut.bin has {2 * len(ids) - 1:,} bytes, and a multiple of 2"),
+        (("--packing=documents",), "no .json that says which token ends a"),
+        (("--vocab_size=0",), "--vocab_size=0 takes the data's, which have no"),
+        (("--dtype=float16",), "--precision=float16: cpu cannot do this: CPUs have"),
+        (("--disable=rope,swigloo",), "'swigloo'. Did you mean 'swiglu'?"),
     ):
-        result = run(*TINY, f"--output_dir={out}", "--max_iters=4", *argv, ok=False)
-        assert result.returncode == UserError.EXIT_CODE
+        printed = train(out, *argv, code=UserError.EXIT_CODE)
         # Nothing before it; of two problems, such as of both files, each has a line.
-        assert result.stdout.startswith("pretrain.py: error: "), result.stdout
-        assert message in result.stdout
+        assert printed.startswith("pretrain.py: error: "), printed
+        assert message in printed
         assert sorted(path.relative_to(out) for path in out.rglob("*")) == before
 
 
-def test_help_shows_each_flag_with_its_default() -> None:
-    shown = " ".join(run("--help").stdout.split())
+def test_help_shows_each_flag_with_its_default(train: Run, tmp_path: Path) -> None:
+    shown = " ".join(train(tmp_path, "--help").split())
     assert "--preset {z2all,small,tiny," in shown
     for name, field in FIELDS.items():
         for group in field.json_schema_extra["group"]:

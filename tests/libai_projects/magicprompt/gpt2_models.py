@@ -11,6 +11,20 @@ from libai_projects.models.gpt2.model import GPT2ForPreTraining
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.reference_gpt2 import Shape, State
 
+LAYER = "monarch_flow.layers.MonarchLinear"
+# Structured layers in all places, of each kind.
+MONARCH = {
+    "mlp_cfg": {"_target_": LAYER, "nblocks": 4},
+    "attnlinear_cfg": "monarch",
+    "attnproj_cfg": {"_target_": "src.models.layers.monarch_linear.MonarchLinear", "nblocks": 2},
+}
+BLOCKS = {
+    "mlp_cfg": "blockdiag",
+    "attnlinear_cfg": {"_target_": "monarch_flow.layers.BlockdiagLinear", "nblocks": 2},
+    # 64 -> 64: 3 does not divide it.
+    "attnproj_cfg": {"_target_": "blockdiag", "nblocks": 3},
+}
+
 
 def make(state: State, shape: Shape, **options: object) -> GPT2ForPreTraining:
     """The model of an HF-named state dict, in evaluation; `options` replace those of `shape`."""

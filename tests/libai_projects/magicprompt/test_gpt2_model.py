@@ -12,11 +12,10 @@ import numpy as np
 import oneflow as flow
 import pytest
 from libai.utils.registry import locate
-from safetensors.numpy import load_file
 
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.model import GPT2ForPreTraining
-from tests.launch import REPOSITORY, run_process
+from tests.launch import run_process
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt.gpt2_models import logits, make, place
 from tests.libai_projects.reference_gpt2 import Shape
@@ -26,14 +25,6 @@ SHAPE = Shape()
 STATE = reference_gpt2.random_state(SHAPE)
 IDS = np.random.default_rng(1).integers(0, SHAPE.vocabulary, (2, 21))
 UNFUSED = {"attention_fusion": False, "scale_mask_softmax_fusion": False}
-
-
-@pytest.fixture(scope="module")
-def trained() -> Path:
-    folder = REPOSITORY.parent / "shared" / "data" / "models" / "capp_gpt2_64d"
-    if not folder.is_dir():
-        pytest.skip("no shared data")
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -60,24 +51,6 @@ def test_the_erf_form_of_gelu(fused: bool) -> None:
     assert_close(logits(model, IDS), expected, reduced=SHAPE.width)
 
 
-def test_a_trained_model_gives_the_logits_of_transformers(trained: Path) -> None:
-    config = json.loads((trained / "config.json").read_text())
-    shape = Shape(
-        layers=config["n_layer"],
-        width=config["n_embd"],
-        heads=config["n_head"],
-        vocabulary=config["vocab_size"],
-        positions=config["n_positions"],
-        epsilon=config["layer_norm_epsilon"],
-    )
-    model = make(load_file(trained / "model.safetensors"), shape)
-    golden = np.load(trained / "reference.npz")
-    found = logits(model, golden["input_ids"])
-    np.testing.assert_allclose(found, golden["logits"], rtol=0, atol=1e-4)
-    last = logits(model, golden["long_ids"])[:, -1]
-    np.testing.assert_allclose(last, golden["long_logits_last"], rtol=0, atol=1e-4)
-
-
 def test_losses_in_training_and_evaluation() -> None:
     model = make(STATE, SHAPE)
     ids, labels = IDS[:, :-1], IDS[:, 1:].copy()
@@ -91,12 +64,7 @@ def test_losses_in_training_and_evaluation() -> None:
     assert_close(result["token_losses"].numpy(), expected * counted, reduced=SHAPE.width)
     loss = model.train()(place(ids), place(labels))["lm_loss"].numpy()
     assert_close(loss, expected[counted].mean(), reduced=SHAPE.width)
-
-
-def test_a_batch_without_a_counted_label_has_loss_0() -> None:
-    model = make(STATE, SHAPE).train()
-    loss = model(place(IDS), place(np.full_like(IDS, -1)))["lm_loss"]
-    assert float(loss.numpy()) == 0
+    assert float(model(place(ids), place(np.full_like(ids, -1)))["lm_loss"].numpy()) == 0
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -163,10 +131,6 @@ def test_more_tokens_than_positions_is_an_error() -> None:
         ({"num_attention_heads": 5}, "hidden_size=64 does not divide by .*num_attention_heads=5"),
         ({"activation": "relu"}, "activation='relu': it must be gelu_tanh or gelu"),
         ({"vocab_size_real": 97}, "vocab_size_real=97 does not fit model.cfg.vocab_size=96"),
-        (
-            {"output_dropout_prob": 1.0},
-            "output_dropout_prob=1.0: it must be a number of at least 0",
-        ),
         ({"num_layers": None}, "model.cfg.num_layers is not set"),
     ],
 )
@@ -207,7 +171,7 @@ def test_it_runs_without_the_plug_in(tmp_path: Path) -> None:
     path = tmp_path / "cases.json"
     path.write_text(json.dumps(cases))
     result = run_process(
-        [Path(__file__).parent / "gpt2_worker.py", path], env={"ONEFLOW_ACCEL_PLUGIN": "off"}
+        [Path(__file__).parents[1] / "layouts_worker.py", path], env={"ONEFLOW_ACCEL_PLUGIN": "off"}
     )
     assert result.returncode == 0, result.stdout[-3000:]
     eager, graph, generated = json.loads(path.with_suffix(".out").read_text())

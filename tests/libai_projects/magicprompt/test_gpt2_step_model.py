@@ -1,4 +1,4 @@
-"""Generation by steps against the float64 reference; several processes: test_gpt2_layouts.py."""
+"""Generation by steps against the float64 reference; several processes: test_layouts.py."""
 
 from __future__ import annotations
 

@@ -2,11 +2,10 @@
 
     engine_run.py '{"folder": ..., "dist": {...}, "graph": bool, "resume": bool, "set": {...}}'
 
-`set` gives config values by dotted name; `libais` takes LiBai's own trainer, with our samplers
-where `our_data` is set; `kill_after` so many
-steps the process kills itself; `full_disk` limits rank 0's files to 1000 bytes after training and
-saves once more. Rank 0 writes FOLDER/result.json: losses by the number of steps done, results of
-the last evaluation, samples seen (first tokens of each global batch).
+`set` gives config values by dotted name; `libais` takes LiBai's own trainer, with our samplers;
+`kill_after` so many steps the process kills itself; `full_disk` limits rank 0's files to 1000 bytes
+after training and saves once more. Rank 0 writes FOLDER/result.json: losses by the number of steps
+done, results of the last evaluation, samples seen (first tokens of each global batch).
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from oneflow_accel import distributed
 from oneflow_accel.errors import UserError
 
 import numpy as np
-
-from tests.libai_projects.patches.partial_series import VARIABLE  # before libai
 
 VOCAB, LENGTH = 96, 16
 
@@ -53,123 +50,63 @@ def make_documents(seed: int = 0, count: int = 90) -> list[np.ndarray]:
 
 
 def make_config(options: dict[str, Any]) -> Any:
-    import oneflow as flow
     from libai.config import LazyCall
-    from libai.data.build import build_nlp_train_val_test_loader
-    from libai.data.data_utils import get_indexed_dataset
-    from libai.data.datasets import GPT2Dataset
-    from libai.evaluation import PPLEvaluator
     from libai.models import GPTForPreTraining
-    from libai.models.utils import GraphBase
-    from libai.optim import get_default_optimizer_params
     from libai.scheduler import WarmupCosineLR
     from omegaconf import OmegaConf
 
-    prefix = f"{options['folder']}/data"
-    model = LazyCall(GPTForPreTraining)(
-        cfg={
-            "num_layers": 2,
-            "vocab_size": VOCAB,
-            "hidden_size": 32,
-            "ffn_hidden_size": 64,
-            "num_attention_heads": 2,
-            "max_seq_length": LENGTH,
-            "embedding_dropout_prob": options.get("dropout", 0.0),
-            "attention_dropout_prob": options.get("dropout", 0.0),
-            "output_dropout_prob": options.get("dropout", 0.0),
-            "layernorm_epsilon": 1e-5,
-            "initializer_range": 0.02,
-            "use_scaled_init_for_output_weights": True,
-            "bias_gelu_fusion": False,
-            "bias_dropout_fusion": False,
-            "scale_mask_softmax_fusion": False,
-            "apply_query_key_layer_scaling": False,
-            "amp_enabled": False,
-        }
-    )
-    optim = LazyCall(flow.optim.AdamW)(
-        params=LazyCall(get_default_optimizer_params)(
-            clip_grad_max_norm=1.0,
-            clip_grad_norm_type=2.0,
-            weight_decay_norm=0.0,
-            weight_decay_bias=0.0,
-        ),
-        lr=1e-2,
-        # A list of omegaconf in the state of the optimizer.
-        betas=[0.9, 0.999],
-        weight_decay=0.01,
-    )
-    loader = LazyCall(build_nlp_train_val_test_loader)(
-        dataset=[
-            LazyCall(GPT2Dataset)(
-                data_prefix=prefix,
-                indexed_dataset=LazyCall(get_indexed_dataset)(
-                    data_prefix=prefix, data_impl="mmap", skip_warmup=True
-                ),
-                max_seq_length=LENGTH,
-            )
-        ],
-        splits=[[70.0, 28.0, 2.0]],
-        weights=[1.0],
-        num_workers=0,
-    )
+    from libai_projects.configs.common.data.gpt_dataset import dataloader
+    from libai_projects.configs.common.models.gpt import cfg
+    from libai_projects.configs.common.models.graph import graph
+    from libai_projects.configs.common.optim import optim
+    from libai_projects.configs.common.train import train
+
+    model = LazyCall(GPTForPreTraining)(cfg=cfg)
+    scheduler = LazyCall(WarmupCosineLR)(warmup_factor=0.1, alpha=0.1)
+    parts = {"model": model, "optim": optim, "dataloader": {"train": dataloader["train"]}}
+    parts |= {"graph": graph, "train": {**train, "scheduler": scheduler}}
+    config = OmegaConf.create(parts, flags={"allow_objects": True})
     # GPT2Dataset wants a tokenizer, and uses none.
-    loader.dataset[0].tokenizer = None
-    layout = {
-        "data_parallel_size": 1,
-        "tensor_parallel_size": 1,
-        "pipeline_parallel_size": 1,
-        "pipeline_num_layers": 2,
-        **options.get("dist", {}),
+    config.dataloader.train.dataset[0].tokenizer = None
+    config.dataloader.train.dataset[0].data_prefix = f"{options['folder']}/data"
+    layout = {f"{kind}_parallel_size": 1 for kind in ("data", "tensor", "pipeline")}
+    layout |= options.get("dist", {})
+    rows = 4 // layout["data_parallel_size"]
+    dropout = ("embedding_dropout_prob", "attention_dropout_prob", "output_dropout_prob")
+    changes = {
+        **{f"model.cfg.{name}": options.get("dropout", 0.0) for name in dropout},
+        "model.cfg.num_layers": 2,
+        "model.cfg.vocab_size": VOCAB,
+        "model.cfg.hidden_size": 32,
+        "model.cfg.ffn_hidden_size": 64,
+        "model.cfg.num_attention_heads": 2,
+        "model.cfg.max_seq_length": LENGTH,
+        "optim.lr": 1e-2,
+        "dataloader.train.splits": [[70.0, 28.0, 2.0]],
+        "dataloader.train.num_workers": 0,
+        "graph.enabled": options.get("graph", False),
+        "train.output_dir": f"{options['folder']}/out",
+        "train.train_micro_batch_size": rows,
+        "train.test_micro_batch_size": rows,
+        "train.train_iter": 6,
+        "train.warmup_ratio": 0.34,
+        "train.log_period": 1,
+        "train.checkpointer.period": 3,
+        "train.evaluation.eval_period": 100,
+        "train.evaluation.eval_iter": 1000,
+        "train.evaluation.eval_metric": "lm_loss_PPL",
+        "train.dist": layout,
+        **options.get("set", {}),
     }
-    config = OmegaConf.create(
-        {
-            "model": model,
-            "optim": optim,
-            "dataloader": {"train": loader},
-            "graph": {
-                "enabled": options.get("graph", False),
-                "train_graph": LazyCall(GraphBase)(is_train=True),
-                "eval_graph": LazyCall(GraphBase)(is_train=False),
-            },
-            "train": {
-                "output_dir": f"{options['folder']}/out",
-                "train_micro_batch_size": 4 // layout["data_parallel_size"],
-                "test_micro_batch_size": 4 // layout["data_parallel_size"],
-                "global_batch_size": None,
-                "num_accumulation_steps": None,
-                "train_iter": 6,
-                "train_epoch": 0,
-                "warmup_ratio": 0.34,
-                "log_period": 1,
-                "seed": 7,
-                "load_weight": "",
-                "amp": {"enabled": False},
-                "checkpointer": {"period": 3, "max_to_keep": 5},
-                "evaluation": {
-                    "enabled": True,
-                    "evaluator": LazyCall(PPLEvaluator)(),
-                    "eval_period": 100,
-                    "eval_iter": 1000,
-                    "eval_metric": "lm_loss_PPL",
-                    "eval_mode": "min",
-                },
-                "scheduler": LazyCall(WarmupCosineLR)(warmup_factor=0.1, alpha=0.1),
-                "dist": layout,
-            },
-        },
-        flags={"allow_objects": True},
-    )
-    for name, value in options.get("set", {}).items():
+    for name, value in changes.items():
         OmegaConf.update(config, name, value)
     return config
 
 
 def run(options: dict[str, Any]) -> dict[str, Any]:
-    libais = options.get("libais") or os.environ.get(VARIABLE)
     result = {"losses": {}, "samples": [], "evaluation": {}, "full_disk": ""}
     config = make_config(options)
-    (run_libais if libais else run_ours)(config, options, result)
+    (run_libais if options.get("libais") else run_ours)(config, options, result)
     return {
         **result,
         "amp": config.train.amp.enabled,
@@ -202,10 +139,9 @@ def run_libais(config: Any, options: dict[str, Any], result: dict[str, Any]) -> 
 
         @classmethod
         def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-            if options.get("our_data"):
-                # LiBai's own sampler begins a resumed run with the first sample.
-                use_ours(cfg.dataloader.train)
-                cfg.dataloader.train.consumed_samples = cfg.dataloader.consumed_samples
+            # LiBai's own sampler begins a resumed run with the first sample.
+            use_ours(cfg.dataloader.train)
+            cfg.dataloader.train.consumed_samples = cfg.dataloader.consumed_samples
             return super().build_train_loader(cfg, tokenizer)
 
     arguments = argparse.Namespace(resume=options.get("resume", False), config_file="")

@@ -87,23 +87,22 @@ def remove_kernels() -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pretend_card(Path(folder))
-        from tests.libai_projects.patches import layout_worker, tiny_gpt
+        from tests.libai_projects.layouts_worker import Case, losses
+        from tests.libai_projects.patches import tiny_gpt
+        from tests.libai_projects.test_layouts import DROPOUT, FUSED, SCALED
 
         remove_kernels()
         # Everything that the card lacks is asked for.
-        row = layout_worker.Row(fuse=True, layer_scaling=True)
-        result = layout_worker.run(row)
-        reference = sys.argv[1].split(",")
-        np.testing.assert_allclose(
-            result["losses"], [float(loss) for loss in reference], rtol=0, atol=1e-5
-        )
+        trained = losses(Case(model="libai", config=SCALED))
+        reference = [float(loss) for loss in sys.argv[1].split(",")]
+        np.testing.assert_allclose(trained, reference, rtol=0, atol=1e-5)
         print("trained on the fake card", flush=True)
-        dropped = layout_worker.run(layout_worker.Row(dropout=0.1, fuse=True))
-        assert np.isfinite(dropped["losses"]).all()
-        assert dropped["losses"] != result["losses"]
+        dropped = losses(Case(model="libai", config={**FUSED, **DROPOUT}))
+        assert np.isfinite(dropped).all()
+        assert dropped != trained
         print("dropped out on the fake card", flush=True)
         with pytest.raises(UserError, match=r"set graph\.enabled=False"):
-            layout_worker.run(layout_worker.Row(graph=True))
+            losses(Case(model="libai", graph=True))
         print("refused a graph", flush=True)
         drop_path_without_rand(tiny_gpt.HIDDEN)
 

@@ -1,4 +1,4 @@
-"""LiBai's other models, tiny and without dropout, with data for one step: for patch_cases.py."""
+"""LiBai's other models, tiny, without dropout, with data for one step (test_libai_patches.py)."""
 
 from __future__ import annotations
 

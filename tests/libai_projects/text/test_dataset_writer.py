@@ -61,14 +61,6 @@ def test_two_writers_of_one_dataset_do_not_mix(tmp_path: Path) -> None:
     assert MMapTokenDataset(tmp_path / "data")[0].tolist() == [3]
 
 
-def test_a_leftover_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "data.bin.part").write_bytes(b"left over")
-    (tmp_path / "data.idx.part").write_bytes(b"left over")
-    write_one(tmp_path / "data", 4)
-    assert MMapTokenDataset(tmp_path / "data")[0].tolist() == [4]
-    assert names(tmp_path) == ["data.bin", "data.idx"]
-
-
 def test_lengths_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "data", DTYPES[8]) as writer:
         with pytest.raises(ValueError, match="2 ids, 1 by the sizes"):

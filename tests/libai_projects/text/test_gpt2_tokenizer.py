@@ -1,18 +1,14 @@
-"""Our GPT-2 tokenizer against reference ids, libai's own, and what LiBai asks of a tokenizer."""
+"""Our GPT-2 tokenizer against reference ids, and what LiBai asks of a tokenizer."""
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from libai.config import LazyCall, instantiate
 from libai.engine import DefaultTrainer
-from libai.tokenizer import GPT2Tokenizer as LibaiTokenizer
 from omegaconf import OmegaConf
 
 from libai_projects.text.tokenizer import GPT2Tokenizer
@@ -72,16 +68,6 @@ def test_end_of_text_is_text(gpt2: GPT2Tokenizer) -> None:
     assert gpt2.decode([64, 50256, 275], skip_special=False) == "a<|endoftext|> b"
 
 
-def test_same_ids_as_libai(
-    gpt2: GPT2Tokenizer, gpt2_files: VocabularyFiles, sd_prompts: Path
-) -> None:
-    libai = LibaiTokenizer(gpt2_files.vocab, gpt2_files.merges)
-    for text in sd_prompts.read_text(encoding="utf-8").split("\n")[:60]:
-        assert gpt2.encode(text) == libai.encode(text)
-    # libai 0.1.1 as published strips this; a prompt to be continued begins as written.
-    assert gpt2.encode(" a dog") == [257, 3290]
-
-
 def test_libai_builds_it_from_a_config(small_files: VocabularyFiles) -> None:
     config = OmegaConf.create(
         {
@@ -105,18 +91,9 @@ def test_libai_builds_it_from_a_config(small_files: VocabularyFiles) -> None:
     assert instantiate(node).tokenizer.encode(PROMPTS[0]) == tokenizer.encode(PROMPTS[0])
 
 
-@pytest.mark.parametrize(
-    ("multiple", "size"), [(1, 50257), (128, 50304), (256, 50432), (50257, 50257)]
-)
-def test_padded_vocab_size(gpt2: GPT2Tokenizer, multiple: int, size: int) -> None:
-    assert gpt2.padded_vocab_size(multiple) == size
-
-
-def test_copies_encode_alike(small: GPT2Tokenizer) -> None:
-    expected = small.encode_batch(PROMPTS)
-    assert pickle.loads(pickle.dumps(small)).encode_batch(PROMPTS) == expected
-    assert copy.deepcopy(small).encode_batch(PROMPTS) == expected
-    assert pickle.loads(pickle.dumps(small)).decode(expected[3]) == PROMPTS[3]
+def test_padded_vocab_size(gpt2: GPT2Tokenizer) -> None:
+    sizes = [gpt2.padded_vocab_size(multiple) for multiple in (1, 256, 50257)]
+    assert sizes == [50257, 50432, 50257]
 
 
 def test_works_in_forked_processes_and_threads(
@@ -131,14 +108,3 @@ def test_works_in_forked_processes_and_threads(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     # The library warns there if it had started threads before the fork.
     assert "fork" not in capfd.readouterr().err
-
-
-def test_what_is_not_text_or_no_id_is_an_error(small: GPT2Tokenizer) -> None:
-    with pytest.raises(ValueError, match="character 1 is half a surrogate pair"):
-        small.encode("a\ud800b")
-    with pytest.raises(ValueError, match="text 1: character 0 is half a surrogate pair"):
-        small.encode_batch(["fine", "\udcff"])
-    with pytest.raises(ValueError, match=r"token id 300 is outside the vocabulary, 0 \.\. 299"):
-        small.decode([300])
-    with pytest.raises(ValueError, match="token id -1 is outside"):
-        small.stream_decoder().feed(-1)

@@ -169,15 +169,15 @@ def test_validation_from_a_file_and_as_a_share(
     assert set(prompts_in(tmp_path / "b_valid", small)) != set(held)
 
 
-def test_fifty_thousand_lines_in_several_processes(
+def test_many_lines_in_several_processes(
     gpt2: GPT2Tokenizer, gpt2_files: VocabularyFiles, tmp_path: Path
 ) -> None:
     draw = random.Random(0)
     words = [b"portrait", b"of", b"a", b"castle,", b"oil", b"8 k", b"artstation", b"trending"]
     text = tmp_path / "prompts.txt"
     with text.open("wb") as file:
-        for number in range(50_000):
-            if number == 23_456:
+        for number in range(12_000):
+            if number == 5_678:
                 file.write(b"bad \xff\n")
             elif number % 1000 == 7:
                 file.write(b"\r\n")
@@ -190,21 +190,19 @@ def test_fifty_thousand_lines_in_several_processes(
         options = ["--output-prefix", prefix, "--report", report, *gpt2_files.options]
         assert main([str(text), *map(str, options), "--workers", workers]) == 0
         counts = json.loads(report.read_text())[0]
-        assert (counts["lines"], counts["empty"], counts["bad"]) == (50_000, 50, 1)
-        assert counts["first_bad"] == [f"{text}:23457: not UTF-8 (byte 5 of the line)"]
+        assert (counts["lines"], counts["empty"], counts["bad"]) == (12_000, 12, 1)
+        assert counts["first_bad"] == [f"{text}:5679: not UTF-8 (byte 5 of the line)"]
         found[workers] = [Path(f"{prefix}{suffix}").read_bytes() for suffix in (".bin", ".idx")]
     assert found["1"] == found["3"]
     dataset = MMapTokenDataset(tmp_path / "data3", gpt2.vocab_size)
-    assert len(dataset) == 49_949
-    assert gpt2.decode(dataset[-1 + len(dataset)]).startswith("49999 ")
+    assert len(dataset) == 11_987
+    assert gpt2.decode(dataset[-1 + len(dataset)]).startswith("11999 ")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["none.txt"], "input file none.txt does not exist"),
-        (["p.txt", "--vocab-file", "none.json"], "vocabulary file none.json does not exist"),
-        (["p.txt", "--validation", "none.txt"], "input file none.txt does not exist"),
         (["p.txt", "--validation", "1.5"], "--validation 1.5: a share is between 0 and 1"),
         (["p.txt", "--validation", "0.000001"], "of 6 prompts none is left for data_valid"),
         (["empty.txt"], "there is no text in empty.txt: 3 lines, all empty"),
@@ -248,7 +246,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_run_leaves_the_old_dataset(
     how: signal.Signals,
     small: GPT2Tokenizer,
@@ -316,7 +314,7 @@ def test_a_log_file_gets_lines_of_progress(
 ) -> None:
     monkeypatch.setattr(corpus, "_LOG_SECONDS", 0.0)
     text = tmp_path / "prompts.txt"
-    text.write_text("a cute pig\n" * 60_000)
+    text.write_text("a cute pig\n" * 30_000)
     assert prepare(small_files, text, "--output-prefix", tmp_path / "data") == 0
     lines = [line for line in capsys.readouterr().out.split("\n") if " lines/s, " in line]
     assert len(lines) > 2

@@ -81,20 +81,6 @@ def test_the_command_of_the_readme(
     assert "7 documents, " in done.stdout
 
 
-def test_outer_spaces_stay_unless_stripped(
-    small: GPT2Tokenizer, small_files: VocabularyFiles, tmp_path: Path
-) -> None:
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"text": " a pig "}\n')
-    options = ["--input", str(corpus), "--tokenizer-name", "GPT2Tokenizer", *small_files.options]
-    options += ["--output-prefix", str(tmp_path / "data")]
-    for strip, expected in [([], " a pig "), (["--strip"], "a pig")]:
-        assert main([*options, *strip]) == 0
-        assert MMapTokenDataset(tmp_path / "data_text_document")[0].tolist() == small.encode(
-            expected
-        )
-
-
 @pytest.fixture
 def punkt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sentence model in nltk's own format that knows one abbreviation."""

@@ -14,7 +14,6 @@ import numpy as np
 import oneflow as flow
 import pytest
 from libai.data.data_utils import indexed_dataset as libai
-from libai.data.structures import Instance
 
 from libai_projects.text.indexed_dataset import (
     DTYPES,
@@ -24,7 +23,6 @@ from libai_projects.text.indexed_dataset import (
     get_indexed_dataset,
 )
 from libai_projects.text.loaders import GPT2Dataset
-from libai_projects.text.tokenizer import GPT2Tokenizer
 
 # Documents of one and of several sequences.
 Documents = list[list[list[int]]]
@@ -52,7 +50,7 @@ def contents(prefix: Path) -> tuple[bytes, bytes]:
     return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64, np.uint8])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
 def test_bytes_are_those_of_libai(tmp_path: Path, dtype: type) -> None:
     documents = [[[i % 256 for i in s] for s in document] for document in DOCUMENTS]
     write_with_libai(tmp_path / "theirs", documents, dtype)
@@ -77,12 +75,6 @@ def test_reads_what_libai_writes(tmp_path: Path) -> None:
     assert dataset.get(0, length=2).tolist() == [5, 6]
     assert dataset.tokens == sum(map(len, sequences))
     assert not dataset[0].flags.writeable
-
-
-def test_libai_reads_what_is_written_here(tmp_path: Path) -> None:
-    write(tmp_path / "data", DOCUMENTS)
-    theirs = libai.get_indexed_dataset(str(tmp_path / "data"), "mmap", skip_warmup=True)
-    assert [list(theirs[i]) for i in range(5)] == [s for document in DOCUMENTS for s in document]
 
 
 def test_the_older_format_is_read_through_libai(tmp_path: Path) -> None:
@@ -122,21 +114,6 @@ def test_blocks_for_training_are_the_same_through_both_readers(tmp_path: Path) -
         assert (labels == stream[16 * number + 1 : 16 * number + 17]).all()
 
 
-def test_data_loader_workers_read_the_blocks(small: GPT2Tokenizer, tmp_path: Path) -> None:
-    write(tmp_path / "data", [[[number % 300] * 9] for number in range(100)])
-    indexed = get_indexed_dataset(str(tmp_path / "data"), vocab_size=small.vocab_size)
-    blocks = GPT2Dataset(small, str(tmp_path / "data"), indexed, max_seq_length=16)
-
-    def stack(samples: list[Instance]) -> np.ndarray:
-        return np.stack([sample.get("input_ids").tensor.numpy() for sample in samples])
-
-    loader = flow.utils.data.DataLoader(blocks, batch_size=4, num_workers=2, collate_fn=stack)
-    rows = np.concatenate(list(loader))
-    stream = np.repeat(np.arange(100), 9)
-    assert len(rows) == len(blocks)
-    assert (rows.ravel() == stream[: rows.size]).all()
-
-
 def test_pickled_and_forked_readers_read_on(tmp_path: Path) -> None:
     write(tmp_path / "data.v1", DOCUMENTS)
     dataset = MMapTokenDataset(tmp_path / "data.v1", vocab_size=300)
@@ -169,9 +146,7 @@ def test_an_empty_dataset_is_read(tmp_path: Path) -> None:
     assert (len(dataset), dataset.tokens, dataset.doc_idx.tolist()) == (0, 0, [0])
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"), [(50257, "<u2"), (65499, "<u2"), (65500, "<i4"), (None, "<i4")]
-)
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65499, "<u2"), (65500, "<i4"), (None, "<i4")])
 def test_dtype_is_what_libai_takes(vocab_size: int | None, dtype: str, tmp_path: Path) -> None:
     assert dtype_for_vocabulary(vocab_size) == np.dtype(dtype)
     builder = libai.make_builder(str(tmp_path / "x.bin"), "mmap", vocab_size)
@@ -186,22 +161,16 @@ def _patch(offset: int, data: bytes) -> Callable[[bytes], bytes]:
 SIZES_AT, POINTERS_AT, MARKS_AT = 34, 34 + 20, 34 + 20 + 40
 DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "magic": ("idx", _patch(0, b"PK\x03\x04"), "begins with b'PK.*not b'MMIDIDX"),
-    "empty": ("idx", lambda old: b"", r"truncated: 0 bytes, the header alone has 34"),
     "header cut": ("idx", lambda old: old[:20], "truncated: 20 bytes"),
     "version": ("idx", _patch(9, struct.pack("<Q", 2)), "version 2 of the format"),
     "dtype": ("idx", _patch(17, b"\x63"), "dtype code 99"),
-    "floats": ("idx", _patch(17, b"\x06"), "dtype code 6, which is not for token ids"),
     "index cut": ("idx", lambda old: old[:-8], "truncated: 126 bytes, and its header counts 134"),
+    "floats": ("idx", _patch(17, b"\x06"), "dtype code 6, which is not for token ids"),
     "index long": ("idx", lambda old: old + b"\0", "damaged: 135 bytes, and its header counts 134"),
     "count": (
         "idx",
         _patch(18, struct.pack("<Q", 2**60)),
         "truncated: 134 bytes, and its header counts",
-    ),
-    "size": (
-        "idx",
-        _patch(SIZES_AT, struct.pack("<i", 4)),
-        "sequence 1 begins at byte 6, not at 8",
     ),
     "negative": ("idx", _patch(SIZES_AT + 4, struct.pack("<i", -1)), "sequence 1 has -1 tokens"),
     "pointer": (
@@ -260,16 +229,3 @@ def test_a_wrong_prefix_names_those_that_are_there(tmp_path: Path) -> None:
         MMapTokenDataset(tmp_path / "date")
     with pytest.raises(DataError, match=r"A prefix has no suffix: .*/data\."):
         get_indexed_dataset(str(tmp_path / "data.bin"))
-
-
-def test_of_a_large_file_ids_are_checked_at_places_spread_over_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("libai_projects.text.indexed_dataset._PIECE", 4)
-    ids = np.full(4000, 7)
-    ids[3999] = 300
-    with DatasetWriter(tmp_path / "data", DTYPES[8]) as writer:
-        writer.add(ids, np.full(40, 100), np.full(20, 2))
-        writer.commit()
-    with pytest.raises(DataError, match="has the id 300 in sequence 39"):
-        MMapTokenDataset(tmp_path / "data", vocab_size=300)

@@ -137,6 +137,14 @@ def train(environment: dict[str, str], server: CommandServer) -> Run:
     return run
 
 
+@pytest.fixture(scope="session")
+def whole_run(train: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps in one go, with the project's dropout."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    train(out=out)
+    return out
+
+
 def bash_command(processes: int, *args: str) -> list[str]:
     """tools/train.sh with the MagicPrompt config, through the Python that run_process starts."""
     command = ["bash", "tools/train.sh", SCRIPT, CONFIG, str(processes), *args]

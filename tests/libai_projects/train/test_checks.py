@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import re
@@ -64,9 +63,7 @@ def test_sound_run_passes(make_cfg):
 @pytest.mark.parametrize(
     ("sizes", "world", "layout"),
     [
-        ((), 1, Layout(1, 1, 1)),
         ((), 4, Layout(4, 1, 1)),
-        (("tensor=2",), 4, Layout(2, 2, 1)),
         (("tensor=2", "pipeline=2"), 4, Layout(1, 2, 2)),
         (("data=2", "pipeline=2"), 4, Layout(2, 1, 2)),
         # 1 is what LiBai's own configs say; what is left is data parallel there too.
@@ -82,8 +79,6 @@ def test_layouts(make_cfg, sizes, world, layout):
     ("sizes", "world", "parts"),
     [
         (("tensor=2",), 1, ("multiple of 2 processes", "there are 1")),
-        (("tensor=2",), 3, ("multiple of 2", "there are 3")),
-        (("tensor=2", "pipeline=2"), 2, ("multiple of 4",)),
         (("data=4",), 2, ("leave 2", "start 4")),
         (("tensor=0",), 1, ("tensor_parallel_size=0",)),
     ],
@@ -97,7 +92,6 @@ def test_layouts_that_do_not_fit_the_processes(make_cfg, sizes, world, parts):
     ("override", "layout", "parts"),
     [
         ("model.cfg.num_attention_heads=6", Layout(1, 4, 1), ("num_attention_heads=6", "=4; si")),
-        ("model.cfg.hidden_size=66", Layout(1, 1, 1), ("num_attention_heads=4",)),
         (
             "model.cfg.num_layers=0",
             Layout(1, 1, 1),
@@ -108,7 +102,6 @@ def test_layouts_that_do_not_fit_the_processes(make_cfg, sizes, world, parts):
             Layout(1, 1, 1),
             ("prob=nan: it must be a number of at least 0 and below 1",),
         ),
-        ("model.cfg.initializer_range=-1", Layout(1, 1, 1), ("initializer_range=-1.0",)),
         ("+model.cfg.num_key_value_heads=3", Layout(1, 1, 1), ("num_key_value_heads=3",)),
         ("model.cfg.num_layers=3", Layout(1, 1, 2), ("num_layers=3", "take a divisor")),
         ("train.dist.pipeline_num_layers=4", Layout(1, 1, 2), ("pipeline_num_layers=4",)),
@@ -171,25 +164,16 @@ def test_batch_sizes_that_contradict(make_cfg, given, parts):
         ),
         ("train.warmup_ratio=1", "warmup_ratio"),
         ("train.train_iter=0", "nothing to train"),
-        ("train.train_epoch=-1", "train.train_epoch=-1"),
-        ("train.evaluation.patience=soon", "patience='soon': it must be a whole number"),
-        ("train.max_minutes=-3", "max_minutes=-3"),
-        ("train.max_minutes=soon", "max_minutes='soon'"),
         ("train.evaluation.eval_metric=foo", "take validation/lm_loss_PPL"),
         (
             "train.evaluation.eval_metric=validation/lm_loss_ppl",
             "did you mean validation/lm_loss_PPL?",
         ),
-        ("train.evaluation.eval_metric=train/lm_loss", "did you mean test/lm_loss?"),
         ("train.evaluation.eval_mode=lower", "eval_mode='lower': it must be min or max"),
         ("optim.lr=-1", "optim: AdamW cannot be made of these settings: Invalid learning rate: -1"),
-        ("optim.betas=[0.9,1.5]", "Invalid beta parameter at index 1: 1.5"),
-        ("optim.betas=[0.9]", "optim: AdamW cannot be made"),
-        ("optim.eps=-1e-8", "Invalid epsilon"),
         ("optim.params.clip_grad_max_norm=-1", "clip_grad_max_norm=-1"),
         ("optim.params.weight_decay_norm=-1", "weight_decay_norm=-1"),
         ("optim._target_=oneflow.optim.SGD", "unexpected keyword argument 'betas'"),
-        ("optim._target_=oneflow.optim.Nothing", "Nothing"),
         (
             "train.warmup_ratio=0.1 train.scheduler.warmup_method=soft",
             "WarmupExponentialLR cannot be made of these settings: 'warmup_method'",
@@ -213,7 +197,7 @@ def test_a_config_file_is_held_to_the_schema(make_cfg):
     )
 
 
-@pytest.mark.parametrize("value", [10**23, 10**400, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [10**400, math.nan], ids=["large", "nan"])
 def test_numbers_that_nothing_can_hold(make_cfg, value):
     """Each of a config's, wherever it stands, and each count that is below its least."""
     cfg = make_cfg()
@@ -231,27 +215,28 @@ def test_numbers_that_nothing_can_hold(make_cfg, value):
     assert len(least) > 25
     assert least.keys() >= {"train.seed", "train.evaluation.patience", "train.warmup_ratio"}
     for key in {*keys, *least} - {"train.dist.pipeline_num_layers"}:
-        changed = copy.deepcopy(cfg)
-        OmegaConf.update(changed, key, value)
-        refused(lambda changed=changed: check_keys(changed), f"{key}=")
-        if key in least:
-            OmegaConf.update(changed, key, least[key] - 1)
-            refused(lambda changed=changed: check_keys(changed), f"{key}=")
+        before = OmegaConf.select(cfg, key)
+        for wrong in (value, least[key] - 1) if key in least else (value,):
+            OmegaConf.update(cfg, key, wrong)
+            refused(lambda: check_keys(cfg), f"{key}=")
+        OmegaConf.update(cfg, key, before)
+    check_keys(cfg)
 
 
 @pytest.mark.parametrize(
-    "override",
+    "overrides",
     [
-        "optim.lr=0",
-        "train.seed=9223372036854775807",
-        "optim.params.clip_grad_max_norm=null",
-        "train.evaluation.eval_metric=lm_loss_PPL",
-        "train.evaluation.eval_metric=test/lm_loss",
-        "train.warmup_ratio=0.5",
+        (
+            "optim.lr=0",
+            "train.seed=9223372036854775807",
+            "optim.params.clip_grad_max_norm=null",
+            "train.evaluation.eval_metric=lm_loss_PPL",
+        ),
+        ("train.evaluation.eval_metric=test/lm_loss", "train.warmup_ratio=0.5"),
     ],
 )
-def test_settings_at_their_limits_pass(make_cfg, override):
-    checks.check_run(make_cfg(override), OPTIONS)
+def test_settings_at_their_limits_pass(make_cfg, overrides):
+    checks.check_run(make_cfg(*overrides), OPTIONS)
 
 
 def test_several_mistakes_are_one_error(make_cfg, tmp_path):
@@ -265,18 +250,13 @@ def test_several_mistakes_are_one_error(make_cfg, tmp_path):
     refused(lambda: checks.check_run(cfg, OPTIONS), *parts, "nothing to train")
 
 
-@pytest.mark.parametrize("suffix", [".idx", ".bin"])
-def test_damaged_data(make_cfg, prompts, tmp_path, suffix):
+def test_damaged_data(make_cfg, prompts, tmp_path):
     for end in (".idx", ".bin"):
         shutil.copy(prompts["MAGICPROMPT_DATA"] + end, tmp_path / f"data{end}")
-    file = tmp_path / f"data{suffix}"
+    file = tmp_path / "data.bin"
     file.write_bytes(file.read_bytes()[:-10])
     prefix = f"dataloader.train.dataset.0.data_prefix={tmp_path / 'data'}"
-    refused(
-        lambda: checks.check_run(make_cfg(prefix), OPTIONS),
-        str(file),
-        "truncated",
-    )
+    refused(lambda: checks.check_run(make_cfg(prefix), OPTIONS), str(file), "truncated")
 
 
 def test_too_little_data_for_a_batch(make_cfg):
@@ -400,10 +380,3 @@ def test_flops_of_a_token_of_gpt2(make_cfg, monkeypatch):
     cfg.train.test_micro_batch_size = 4
     macs = parts.make_task(cfg).macs_per_unit(None, {}, None)
     assert training_flops(macs) == pytest.approx(8.544e8, rel=1e-3)
-
-
-def test_scripts_pass_arguments_on_unchanged(tmp_path):
-    """A value with a space stays one argument: "${@:4}" is quoted."""
-    for name in ("train.sh", "infer.sh"):
-        text = (Path(PROJECTS) / "tools" / name).read_text()
-        assert '"${@:' in text

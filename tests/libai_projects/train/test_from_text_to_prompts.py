@@ -1,4 +1,4 @@
-"""The project as its README tells it: from a text file, through a stopped training, to prompts."""
+"""The project as its README tells it: from a text file, through a training, to prompts."""
 
 from __future__ import annotations
 
@@ -17,29 +17,23 @@ SMALLER = (
     "dataloader.train.num_workers=0",
     "dataloader.train.splits=[[800,150,50]]",
     "train.log_period=10",
-    "train.evaluation.eval_period=40",
-    "train.checkpointer.period=40",
+    "train.evaluation.eval_period=20",
+    "train.checkpointer.period=20",
 )
 
 
-def test_training_from_scratch_resumes_and_writes_prompts(
+def test_training_from_scratch_and_writing_prompts(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     command = [SCRIPT, "--config-file", CONFIG, *SMALLER, f"train.output_dir={out}"]
-    first = run_process([*command, "train.train_iter=40"], env=environment, cwd=PROJECTS)
-    assert first.returncode == 0, first.stdout
-    second = run_process(
-        [*command, "train.train_iter=120", "--resume"], env=environment, cwd=PROJECTS
-    )
-    assert second.returncode == 0, second.stdout
+    done = run_process([*command, "train.train_iter=60"], env=environment, cwd=PROJECTS)
+    assert done.returncode == 0, done.stdout
     found = losses(out)
-    assert list(found) == list(range(10, 121, 10))
+    assert list(found) == list(range(10, 61, 10))
     # Ids of 400 tokens: log 400 = 6.0 before anything is learned.
-    assert 6.5 > found[10] > found[40] > found[120]
-    assert found[120] < found[10] - 0.4
-    validation = perplexities(out)
-    assert validation[120] < validation[80] < validation[40] < 400
+    assert 6.5 > found[10] > found[30] > found[60]
+    assert perplexities(out)[60] < 200
 
     pipeline = ["projects/MagicPrompt/pipeline.py", "--model", str(out), "--max-new-tokens", "16"]
     written = run_process([*pipeline, "--prompt", "a cute pig"], env=environment, cwd=PROJECTS)

@@ -1,4 +1,4 @@
-"""Training GPT-2 with Monarch layers by the command, going on after a stop, and generating."""
+"""Training GPT-2 with Monarch layers by the command, a switch to dense layers, and generating."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ from tests.libai_projects.train.conftest import (
 MONARCH = ("model.cfg.mlp_cfg=monarch", "model.cfg.attnproj_cfg={_target_: monarch, nblocks: 2}")
 
 
-def test_a_run_its_resumption_and_its_model(train, environment, tmp_path):
+def test_a_run_and_its_model(train, environment, tmp_path):
     whole = tmp_path / "whole"
     result = train(*MONARCH, out=whole)
     # Feed-forward factors 2 x (4 x 16 x 16 + 4 x 32 x 16), attention's output 2 x 2 x 32 x 32.
     block = 2 * 3072 + 64 + 128 + 4096 + 64 + 64 * 192 + 192 + 4 * 64
     assert f"of {2 * block + 512 * 64 + 32 * 64 + 2 * 64:,} weights" in result.stdout
     assert losses(whole)[6] < losses(whole)[1]
-    out = as_after_step_three(whole, tmp_path / "out")
-    train(*MONARCH, "--resume", out=out)
-    assert losses(out) == losses(whole)
-    assert perplexities(out) == perplexities(whole)
     _, config = weights.load(whole / "checkpoints" / "step-00000006", "libai")
     assert config["mlp_cfg"] == {"_target_": "monarch_flow.layers.MonarchLinear", "nblocks": 4}
     assert config["attnproj_cfg"]["nblocks"] == 2
@@ -54,7 +50,7 @@ def dense_early(train, tmp_path_factory) -> Path:
     return out
 
 
-def test_layers_become_dense_and_compute_the_same(train, dense_early, environment):
+def test_layers_become_dense_and_compute_the_same(train, dense_early):
     switch = [
         line for line in read_metrics(dense_early / "metrics.jsonl") if line["split"] == "switch"
     ]
@@ -67,9 +63,6 @@ def test_layers_become_dense_and_compute_the_same(train, dense_early, environmen
     evaluated = json.loads((dense_early / "evaluation" / "evaluation.json").read_text())
     expected = perplexities(dense_early)[6]
     assert evaluated["validation/lm_loss_PPL"] == pytest.approx(expected, rel=1e-6)
-    command = ["projects/MagicPrompt/pipeline.py", "--model", dense_early, "--prompt", "a cute pig"]
-    generated = run_process([*command, "--max-length", "8"], env=environment, cwd=PROJECTS)
-    assert generated.returncode == 0, generated.stdout
 
 
 @pytest.mark.parametrize("fraction", [0.3, 0.6])

@@ -25,7 +25,7 @@ def test_losses_follow_float32_and_a_run_changes_its_precision(train, tmp_path):
         "graph": (*BFLOAT16, "graph.enabled=true"),
     }
     for name, options in runs.items():
-        train(*OPTIONS, *options, out=tmp_path / name, env=emulated)
+        train(*OPTIONS, *options, out=tmp_path / name, env=emulated if options else None)
     expected = list(losses(tmp_path / "float32").values())
     eager, graph = (list(losses(tmp_path / name).values()) for name in ("eager", "graph"))
     assert len(expected) == len(eager) == len(graph) == 6
@@ -35,7 +35,7 @@ def test_losses_follow_float32_and_a_run_changes_its_precision(train, tmp_path):
     assert graph != expected
     # The same files: what bfloat16 began, float32 ends, and the other way round.
     more = ("--resume", "train.train_iter=8")
-    train(*OPTIONS, *more, out=tmp_path / "eager", env=emulated)
+    train(*OPTIONS, *more, out=tmp_path / "eager")
     train(*OPTIONS, *BFLOAT16, *more, out=tmp_path / "float32", env=emulated)
     ends = [list(losses(tmp_path / name).values())[6:] for name in ("eager", "float32")]
     assert len(ends[0]) == len(ends[1]) == 2

@@ -14,7 +14,6 @@ from libai_projects.weights import convert
 from tests.launch import REPOSITORY, run_process
 
 GOLDEN = REPOSITORY / "tests" / "data" / "hf_gpt2"
-CAPP = REPOSITORY.parent / "shared" / "data" / "models" / "capp_gpt2_64d"
 
 
 def converted(*args: str | Path) -> int:
@@ -28,10 +27,8 @@ def assert_same_weights(folder: Path, golden: Path) -> None:
         np.testing.assert_array_equal(ours[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("golden", [GOLDEN / "safetensors", CAPP], ids=["random", "trained"])
-def test_round_trip(tmp_path: Path, golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not golden.is_dir():
-        pytest.skip("no shared data")
+def test_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = GOLDEN / "safetensors"
     assert converted(golden, tmp_path / "libai", "--from", "huggingface", "--to", "libai") == 0
     assert "weights" in capsys.readouterr().out
     back = ("--from", "libai", "--to", "huggingface")
@@ -114,9 +111,6 @@ def test_what_can_be_resumed_is_a_run_of_libai(
 
 
 def test_command_line(tmp_path: Path) -> None:
-    result = run_process(["-m", "libai_projects.weights.convert", "--help"])
-    assert result.returncode == 0
-    assert "--vocab-multiple" in result.stdout
     args = [tmp_path, tmp_path / "out", "--from", "huggingface", "--to", "libai"]
     result = run_process(["-m", "libai_projects.weights.convert", *args])
     assert result.returncode == 2

@@ -20,7 +20,6 @@ from tests.launch import REPOSITORY
 from tests.libai_projects import reference_gpt2
 
 GOLDEN = REPOSITORY / "tests" / "data" / "hf_gpt2"
-CAPP = REPOSITORY.parent / "shared" / "data" / "models" / "capp_gpt2_64d"
 
 
 def logits_of(state: State, heads: int, ids: np.ndarray) -> np.ndarray:
@@ -36,7 +35,7 @@ def changed_config(folder: Path, **changes: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "sharded", "bin", "bin_sharded", "bfloat16"])
+@pytest.mark.parametrize("kind", ["safetensors", "sharded", "bin_sharded", "bfloat16"])
 def test_reads_what_transformers_wrote(kind: str) -> None:
     state, config = weights.load(GOLDEN / kind, "huggingface")
     expected = np.load(GOLDEN / "expected.npz")
@@ -65,17 +64,6 @@ def test_reads_what_transformers_wrote(kind: str) -> None:
         "initializer_range": 0.02,
         "activation": "gelu_tanh",
     }
-
-
-def test_trained_model() -> None:
-    if not CAPP.is_dir():
-        pytest.skip("no shared data")
-    state, config = weights.load(CAPP, "huggingface")
-    reference = np.load(CAPP / "reference.npz")
-    actual = logits_of(state, config["num_attention_heads"], reference["input_ids"])
-    assert np.abs(actual - reference["logits"]).max() < 1e-4
-    long = logits_of(state, config["num_attention_heads"], reference["long_ids"])[:, -1]
-    assert np.abs(long - reference["long_logits_last"]).max() < 1e-4
 
 
 def test_export_is_what_transformers_writes(tmp_path: Path) -> None:
@@ -140,9 +128,8 @@ def test_export_leaves_padding_out_and_rounds_to_bfloat16(tmp_path: Path) -> Non
         ({"n_head": 3}, "3 heads do not divide"),
         ({"n_layer": "2"}, "n_layer is '2'"),
         ({"n_inner": None}, "6 mis-shaped"),
-        ({"n_layer": 3}, "12 missing"),
         ({"n_layer": 1}, "12 unexpected"),
-        ({"vocab_size": 64}, r"wte.weight: \(61, 16\), expected \(64, 16\)"),
+        ({"n_layer": 3}, "12 missing"),
     ],
 )
 def test_config_that_does_not_fit(tmp_path: Path, changes: dict[str, object], words: str) -> None:

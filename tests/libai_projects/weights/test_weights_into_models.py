@@ -1,4 +1,4 @@
-"""load_into and save_huggingface on global models: one process, and two in every kind of layout."""
+"""load_into and save_huggingface: a model of one process, and of two in every layout."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from libai_projects.weights.table import resize_vocabulary
 from tests.launch import REPOSITORY, run_distributed
 from tests.libai_projects.weights.parameters_only import CONFIG, ParametersOnly, golden_state
 
+WORKER = Path(__file__).with_name("layouts_of_weights.py")
+CAPP = REPOSITORY.parent / "shared" / "data" / "models" / "capp_gpt2_64d"
 GOLDEN = REPOSITORY / "tests" / "data" / "hf_gpt2" / "safetensors"
 
 
@@ -69,26 +71,31 @@ def test_bare_model_and_lower_precision(tmp_path: Path) -> None:
         np.testing.assert_array_equal(array, golden[name].astype(np.float16), err_msg=name)
 
 
-def test_two_processes(tmp_path: Path) -> None:
-    program = REPOSITORY / "tests" / "libai_projects" / "weights" / "load_on_two_processes.py"
-    result = run_distributed([program, tmp_path, GOLDEN], 2, timeout=60)
+def test_logits_and_exports_in_every_layout_of_two_processes(tmp_path: Path) -> None:
+    """Published weights in our model give transformers' logits, and go back unchanged."""
+    models = {GOLDEN: GOLDEN.parent / "expected.npz"}
+    if CAPP.is_dir():
+        models[CAPP] = CAPP / "reference.npz"
+    given = [f"{folder}={reference}" for folder, reference in models.items()]
+    result = run_distributed([WORKER, tmp_path, *given], 2, timeout=100)
     assert result.returncode == 0, result.stdout
-    golden = golden_state()
-    exported = load_file(GOLDEN / "model.safetensors")
-    layouts = ["data", "tensor", "pipeline", "second_only", "zero"]
-    for layout in layouts:
-        for rank in (0, 1):
-            with np.load(tmp_path / f"{layout}-{rank}.npz") as arrays:
-                assert arrays.files == list(golden)
-                for name, array in golden.items():
-                    np.testing.assert_array_equal(arrays[name][: len(array)], array, err_msg=name)
-                    assert not arrays[name][len(array) :].any()
-        ours = load_file(tmp_path / layout / "model.safetensors")
-        assert ours.keys() == exported.keys()
-        for name, array in exported.items():
-            np.testing.assert_array_equal(ours[name], array, err_msg=name)
+    for folder, reference in models.items():
+        golden, expected = load_file(folder / "model.safetensors"), np.load(reference)["logits"]
+        vocabulary = expected.shape[-1]
+        for layout in ("data", "tensor", "pipeline"):
+            name = tmp_path / f"{folder.name}-{layout}"
+            actual = np.load(f"{name}.npy")
+            assert np.abs(actual[..., :vocabulary] - expected).max() < 1e-4
+            # Padding is masked: no token of it is ever chosen.
+            assert actual.shape[-1] == 128
+            assert actual[..., vocabulary:].max() < -1e3
+            exported = load_file(name / "model.safetensors")
+            assert exported.keys() == golden.keys()
+            for key, array in golden.items():
+                np.testing.assert_array_equal(exported[key], array, err_msg=key)
     for rank in (0, 1):
         errors = json.loads((tmp_path / f"errors-{rank}.json").read_text())
-        assert "does not exist" in errors["load"]
-        assert "1 missing" in errors["load_into"]
-        assert "is not empty" in errors["save"]
+        for error, words in zip(
+            errors, ("does not exist", "1 missing", "is not empty"), strict=True
+        ):
+            assert words in error
