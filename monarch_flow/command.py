@@ -42,7 +42,13 @@ class _Parser(Parser):
                 f"there is no flag {name}: a command is one run; several one after the other, each "
                 "in a process of its own, are a study, which python -m monarch_flow.compare runs"
             )
-        return f"{super().unknown(name)}. {_VITAE}"
+        return super().unknown(name)
+
+    def refuse(self, unknown: Sequence[str]) -> None:
+        try:
+            super().refuse(unknown)
+        except UserError as error:
+            raise UserError(f"{error}\n{_VITAE}") from None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """GPT-2 with Monarch layers by config: the function and options (monarch_spec 6.2);
-layouts: test_layouts.py."""
+layouts: test_parallel_layouts.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generation by steps against the float64 reference; several processes: test_layouts.py."""
+"""Generation by steps against the float64 reference; processes: test_parallel_layouts.py."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def main() -> None:
         pretend_card(Path(folder))
         from tests.libai_projects.layouts_worker import Case, losses
         from tests.libai_projects.patches import tiny_gpt
-        from tests.libai_projects.test_layouts import DROPOUT, FUSED, SCALED
+        from tests.libai_projects.test_parallel_layouts import DROPOUT, FUSED, SCALED
 
         remove_kernels()
         # Everything that the card lacks is asked for.

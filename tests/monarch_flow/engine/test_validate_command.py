@@ -254,7 +254,7 @@ def test_accuracy_of_guessing_is_suspected(photos, tmp_path, caplog):
         (("eval.ckpt={ckpt}", "eval.run_val=false"), ["nothing to evaluate"]),
         (
             ("--model", "ViTAE_basic_Tiny", "--eval_checkpoint", "x", "-b", "64"),
-            ["model/vitaemodel=tiny", "eval.ckpt=x", "datamodule.batch_size=64"],
+            ["no flag --model", "no flag -b", "monarch_flow/docs/vitae_options.md"],
         ),
         (("{photos}",), ["datamodule.data_dir={photos}"]),
     ],

@@ -1,4 +1,4 @@
-"""Dropout with the caller's mask and bias or causal softmax (split: test_layouts.py)."""
+"""Dropout with the caller's mask and bias or causal softmax (split: test_parallel_layouts.py)."""
 
 from __future__ import annotations
 
