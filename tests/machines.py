@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.launch import REPOSITORY, free_port
-from tests.modes import ALL
 
 # Network namespaces show more, where they can be made.
 _CAN_SPLIT = os.geteuid() == 0 and shutil.which("ip") is not None
-KINDS = ("loopback", "namespaces") if ALL else ("namespaces" if _CAN_SPLIT else "loopback",)
+KINDS = ("namespaces" if _CAN_SPLIT else "loopback",)
 _NETWORK = "10.231.77"
 
 

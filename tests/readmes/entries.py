@@ -136,7 +136,6 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     ),
     "make check": CI,
     "make test": CI,
-    "ALL=1 make test": NotRun("takes hours"),
     "make lint": CI,
     "make lint && make test": CI,
     ".ci/run": CI,
@@ -157,6 +156,7 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     "pip install -r requirements/build.txt -r requirements/libai.txt && "
     "pip install --no-build-isolation --no-deps libai==0.1.1": PIP,
     "python3 ...": NotRun("stands for any of them"),
+    "python scripts/mutations.py": Run("--help", expect="draw"),
     "python scripts/golden_record.py": NotRun("trains each case five times"),
     "python scripts/golden_record.py --device emulated": Run("--help", expect="--device DEVICE"),
     "source .venv/bin/activate": Run(),
