@@ -26,7 +26,7 @@ BUDGETS = {
     "benchmarks": ("benchmarks", (".py",), 3_639),
     "scripts": ("scripts", (".py",), 884),
     "patches": ("patches", (".patch",), 1_412),
-    "tests": ("tests", (".py",), 47_957),
+    "tests": ("tests", (".py",), 47_948),
 }
 # Of an issue: what it may add to which budget, and for what.
 ALLOWANCES = ((33, "scripts", 307, "mutations.py, and statements here"),)

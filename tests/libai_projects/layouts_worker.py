@@ -36,14 +36,7 @@ from tests.libai_projects.patches import tiny_gpt as tiny
 
 SHAPE = reference_gpt2.Shape(layers=2, width=64, heads=4, vocabulary=96, positions=32)
 BATCH, STEPS = 8, 6
-CONFIG = {
-    "num_layers": SHAPE.layers,
-    "vocab_size": SHAPE.vocabulary,
-    "hidden_size": SHAPE.width,
-    "ffn_hidden_size": 4 * SHAPE.width,
-    "num_attention_heads": SHAPE.heads,
-    "max_seq_length": SHAPE.positions,
-}
+CONFIG = SHAPE.config()
 
 LIBAI = {
     "num_layers": tiny.LAYERS,

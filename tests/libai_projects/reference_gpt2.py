@@ -26,6 +26,17 @@ class Shape:
     positions: int = 32
     epsilon: float = 1e-5
 
+    def config(self) -> dict[str, int]:
+        """The sizes by the keys of `cfg.model.cfg`."""
+        return {
+            "num_layers": self.layers,
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.width,
+            "ffn_hidden_size": 4 * self.width,
+            "num_attention_heads": self.heads,
+            "max_seq_length": self.positions,
+        }
+
 
 def random_state(shape: Shape, seed: int = 0, scale: float = 0.1) -> dict[str, np.ndarray]:
     """Normal float32 weights; norms and biases too, so that one left out or mixed up shows."""

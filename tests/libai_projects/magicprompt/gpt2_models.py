@@ -31,12 +31,7 @@ def make(state: State, shape: Shape, **options: object) -> GPT2ForPreTraining:
     layout = {"data_parallel_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
     dist.setup_dist_util(OmegaConf.create(layout))
     config = {
-        "num_layers": shape.layers,
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.width,
-        "ffn_hidden_size": 4 * shape.width,
-        "num_attention_heads": shape.heads,
-        "max_seq_length": shape.positions,
+        **shape.config(),
         "layernorm_epsilon": shape.epsilon,
         **options,
     }

@@ -44,15 +44,7 @@ UNFUSED = {"attention_fusion": False, "bias_dropout_fusion": False, "bias_gelu_f
 
 
 def config(**options: Any) -> dict[str, Any]:
-    return {
-        "num_layers": SHAPE.layers,
-        "vocab_size": SHAPE.vocabulary,
-        "hidden_size": SHAPE.width,
-        "ffn_hidden_size": 4 * SHAPE.width,
-        "num_attention_heads": SHAPE.heads,
-        "max_seq_length": SHAPE.positions,
-        **options,
-    }
+    return {**SHAPE.config(), **options}
 
 
 def build(**options: Any) -> tuple[GPT2ForPreTraining, dict[str, np.ndarray]]:
