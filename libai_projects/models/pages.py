@@ -129,7 +129,7 @@ class PagedCache:
         needed = self.pages_needed({number: count})
         if needed > self.free:
             raise NoPagesError(
-                f"the key-value cache has {self.free} of {self.capacity} pages left, and a sequence "
+                f"the key-value cache has {self.free} of {self.capacity} pages left and a sequence "
                 f"needs {needed}: wait for others to end, or ask for fewer tokens"
             )
         sequence = self._sequences[number]

@@ -159,7 +159,7 @@ class StepModel:
         needed = pages.pages_needed({number: len(tokens) for number, tokens in rows})
         if needed > pages.free:
             raise NoPagesError(
-                f"the key-value cache has {pages.free} pages left, and the next tokens need {needed}"
+                f"the key-value cache has {pages.free} pages left and the next tokens need {needed}"
             )
         positions = []
         for number, tokens in rows:

@@ -20,7 +20,7 @@ def test_a_sequence_has_pages_for_its_tokens() -> None:
         cache.extend(number, count)
         assert len(set(pages_of(cache, number))) == pages
         assert cache.free == 4 - pages
-    with pytest.raises(NoPagesError, match="0 of 4 pages left, and a sequence needs 1"):
+    with pytest.raises(NoPagesError, match="0 of 4 pages left and a sequence needs 1"):
         cache.extend(number, 64)
     assert cache.length(number) == 193
     other, _ = cache.add()

@@ -199,7 +199,7 @@ def test_a_page_is_full_and_a_copy_is_written_to() -> None:
     found = model.run(model.plan(cache, rows), cache)
     wanted = np.stack([expected[0, 139], expected[0, 130], expected[1, 99]])
     assert_close(found, wanted, reduced=shape.width)
-    with pytest.raises(NoPagesError, match="0 pages left, and the next tokens need 1"):
+    with pytest.raises(NoPagesError, match="0 pages left and the next tokens need 1"):
         model.plan(cache, [(first, ids[0, 140:141]), (second, ids[1, 100:150])])
     assert cache.pages.length(first) == 140
     cache.pages.release(copy)
