@@ -29,7 +29,7 @@ class Step:
         positions: (T,) int32, the place of each in its sequence, from 0 on.
         sequences: (T,) int32, its row of `tables`.
         tables: (S, most pages) int32, the pages of each sequence, -1 after its last.
-        copies: (n, 2) int32, pages [from, to] to copy before anything else; none is in both columns.
+        copies: (n, 2) int32, pages [from, to] to copy first; no page is in both columns.
         last: (R,) int64, of which of the T tokens logits are wanted.
     """
 
