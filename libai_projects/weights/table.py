@@ -353,7 +353,7 @@ class Table:
         """config.json for LiBai settings, whose vocab_size is the rows written; a UserError where
         one is missing, or transformers' model has nothing like it."""
         config = dict(config)
-        sizes = (s.name for s in self.settings if isinstance(s.default, int))
+        sizes = (s.name for s in self.settings if type(s.default) is int)
         missing = [name for name in sizes if config.get(name) is None]
         if missing:
             raise UserError(f"the model's settings lack {', '.join(missing)}")
