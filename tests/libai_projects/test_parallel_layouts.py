@@ -64,11 +64,7 @@ def dropped(config: dict[str, Any], **case: Any) -> dict[str, Any]:
 
 
 TIED = {"tie_word_embeddings": True}
-OTHER = {
-    "activation": "relu",
-    "scale_attn_by_inverse_layer_idx": True,
-    "tie_word_embeddings": False,
-}
+OTHER = {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}
 OVER_TIME = {"sequence_parallel": True}
 FIRST = {"sequence_first": True}
 FUSED = {"bias_gelu_fusion": True, "bias_dropout_fusion": True, "scale_mask_softmax_fusion": True}
