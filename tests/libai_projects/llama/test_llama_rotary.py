@@ -15,16 +15,17 @@ from omegaconf import OmegaConf
 
 from libai_projects.models.llama.rotary import Rotary
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "rope.json").read_text())["cases"]
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "rope.json").read_text())
+SIZE, POSITIONS = GOLDEN["head_size"], GOLDEN["positions"]
 FACTORS = {"short_factor": [1.0, 2.0], "long_factor": [2.0, 4.0]}
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", GOLDEN["cases"])
 def test_frequencies_are_transformers(name: str) -> None:
-    case = GOLDEN[name]
+    case = GOLDEN["cases"][name]
     given = dict(case["parameters"])
     theta = given.pop("rope_theta")
-    rotary = Rotary.of(case["head_size"], theta, given, case["positions"])
+    rotary = Rotary.of(SIZE, theta, given, POSITIONS)
     original = given["original_max_position_embeddings"]
     for length, kind in ((original, "short"), (original + 1, "long")):
         np.testing.assert_allclose(rotary.frequencies(length), case[kind], rtol=1e-6)
@@ -36,7 +37,7 @@ def test_frequencies_are_transformers(name: str) -> None:
     np.testing.assert_allclose(sines, factor * np.sin(angles), rtol=1e-5, atol=1e-7)
     # config.json says it again, and a config of LiBai's has lists of its own kind.
     settings = OmegaConf.create(json.loads(json.dumps(rotary.settings())))
-    assert Rotary.of(case["head_size"], theta, settings, case["positions"]) == rotary
+    assert Rotary.of(SIZE, theta, settings, POSITIONS) == rotary
 
 
 def test_yarn_keeps_what_turns_often_and_divides_what_does_not() -> None:

@@ -14,49 +14,46 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 HEADS, HEAD_SIZE, POSITIONS = 2, 16, 256
-SHORT = [1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0]
-LONG = [1.0, 1.4, 2.1, 3.0, 4.2, 5.5, 6.75, 8.25]
-LONGROPE = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
+ORIGINAL = "original_max_position_embeddings"
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0],
+    "long_factor": [1.0, 1.4, 2.1, 3.0, 4.2, 5.5, 6.75, 8.25],
+}
+BOUNDS = {"beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.5, "rope_theta": 500.0}
 CASES: dict[str, dict[str, Any]] = {
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-    "yarn, other bounds": {
-        **{"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 128},
-        **{"beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.5, "rope_theta": 500.0},
-    },
-    "longrope": {**LONGROPE, "factor": 8.0, "original_max_position_embeddings": 32},
-    "longrope, factor by lengths": {**LONGROPE, "original_max_position_embeddings": 64},
-    "longrope, given": {
-        **{**LONGROPE, "factor": 4.0, "attention_factor": 1.25},
-        "original_max_position_embeddings": 64,
-    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 64},
+    "yarn, other bounds": {"rope_type": "yarn", "factor": 16.0, ORIGINAL: 128, **BOUNDS},
+    "longrope": {**LONGROPE, "factor": 8.0, ORIGINAL: 32},
+    "longrope, factor by lengths": {**LONGROPE, ORIGINAL: 64},
+    "longrope, given": {**LONGROPE, "factor": 4.0, "attention_factor": 1.25, ORIGINAL: 64},
 }
 
 
 def main() -> None:
     found: dict[str, Any] = {}
-    for name, given in CASES.items():
-        parameters = {"rope_theta": 10000.0, **given}
+    for name, case in CASES.items():
+        parameters = {"rope_theta": 10000.0, **case}
         config = transformers.LlamaConfig(
             hidden_size=HEADS * HEAD_SIZE,
             num_attention_heads=HEADS,
             max_position_embeddings=POSITIONS,
-            rope_parameters=parameters,
+            rope_parameters=dict(parameters),
         )
-        compute = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
-        original = parameters["original_max_position_embeddings"]
-        short, factor = compute(config, "cpu", seq_len=original)
-        long, _ = compute(config, "cpu", seq_len=original + 1)
+        compute, original = ROPE_INIT_FUNCTIONS[case["rope_type"]], case[ORIGINAL]
+        (short, factor), (long, _) = (
+            compute(config, "cpu", seq_len=length) for length in (original, original + 1)
+        )
         found[name] = {
-            "head_size": HEAD_SIZE,
-            "positions": POSITIONS,
             "parameters": parameters,
             "short": [float(each) for each in short],
             "long": [float(each) for each in long],
             "attention_factor": float(factor),
         }
-    path = Path(__file__).resolve().with_name("rope.json")
-    golden = {"transformers": transformers.__version__, "cases": found}
-    path.write_text(json.dumps(golden, indent=1) + "\n")
+    golden = {"transformers": transformers.__version__, "head_size": HEAD_SIZE}
+    golden |= {"positions": POSITIONS, "cases": found}
+    text = json.dumps(golden, separators=(",", ":")).replace('{"parameters"', '\n{"parameters"')
+    Path(__file__).resolve().with_name("rope.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":
