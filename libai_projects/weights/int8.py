@@ -7,25 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.kernels.generation import quantised
 
 import numpy as np
 
 from libai_projects.weights.table import State, Table
 
 SCALES = ".scales"
-
-
-def quantised(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """int8 numbers from -127 to 127, of the shape of `weight`, and float32 scales, (outputs,), of a
-    float32 matrix whose outputs are `axis`: a scale is the largest magnitude of its output / 127,
-    or 1 where that is 0, and a number is weight / scale, rounded, halves to even.
-
-    Of numbers times scales it gives the same ones again, to the last bit.
-    """
-    largest = np.abs(weight).max(1 - axis, keepdims=True)
-    scales = (largest / np.float32(127)).astype(np.float32)
-    scales[scales == 0] = 1
-    return np.rint(weight / scales).astype(np.int8), scales.reshape(-1)
 
 
 def stored(state: Mapping[str, np.ndarray], table: Table) -> State:
@@ -36,7 +24,8 @@ def stored(state: Mapping[str, np.ndarray], table: Table) -> State:
         if axis is None:
             result[name] = array
         else:
-            result[name], result[name + SCALES] = quantised(array, axis)
+            numbers, result[name + SCALES] = quantised(np.moveaxis(array, axis, 0))
+            result[name] = np.moveaxis(numbers.astype(np.int8), 0, axis)
     return result
 
 
@@ -46,7 +35,7 @@ def widened(state: Mapping[str, np.ndarray], table: Table, where: Path) -> State
     result = dict(state)
     for name, array in state.items():
         axis = table.output_axis(name.removeprefix(table.their_prefix))
-        if array.dtype != np.int8 or axis is None:
+        if array.dtype != np.int8 or array.ndim != 2 or axis is None:
             continue
         scales, outputs = result.pop(name + SCALES, None), array.shape[axis]
         if scales is None or scales.shape != (outputs,) or scales.dtype != np.float32:

@@ -14,7 +14,7 @@ import pytest
 from libai.utils.registry import locate
 
 from libai_projects.models.gpt2 import options as model_options
-from libai_projects.models.gpt2.model import GPT2ForPreTraining
+from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from tests.launch import run_process
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt.gpt2_models import logits, make, place
@@ -59,7 +59,11 @@ def test_relu_scores_by_layer_and_a_head_of_its_own(fusions: dict[str, bool]) ->
     model = make(state, SHAPE, activation="relu", **options, **fusions)
     expected = reference_gpt2.forward(state, IDS, SHAPE.heads, gelu="relu", by_layer=True)
     assert_close(logits(model, IDS), expected, reduced=SHAPE.width)
-    assert model.GPT_model.head_weight() is model.GPT_model.lm_head.weight
+    # Generation reads the same options.
+    steps = GPT2StepModel(model)
+    positions = np.broadcast_to(np.arange(IDS.shape[1]), IDS.shape)
+    found = steps.step(IDS, positions, None, steps.start(len(IDS)))
+    assert_close(found, expected[:, -1], reduced=SHAPE.width)
 
 
 def test_losses_in_training_and_evaluation() -> None:

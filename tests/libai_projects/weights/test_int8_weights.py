@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.kernels.generation import quantised
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from libai_projects import weights
-from libai_projects.weights import convert, int8
+from libai_projects.weights import convert
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.llama import LLAMA
 from tests.launch import REPOSITORY
@@ -84,15 +85,14 @@ def test_numbers_times_scales_give_the_same_again() -> None:
     weight = rng.standard_normal((50_000, 3)).astype(np.float32)
     weight *= np.exp2(rng.integers(-60, 60, (50_000, 1))).astype(np.float32)
     weight[7] = 0
-    numbers, scales = int8.quantised(weight, 0)
-    again = int8.quantised(numbers * scales[:, None], 0)
+    numbers, scales = quantised(weight)
+    again = quantised(numbers * scales[:, None])
     np.testing.assert_array_equal(again[0], numbers)
     np.testing.assert_array_equal(again[1], scales)
     assert scales[7] == 1
     # Halves go to the even number.
     row = np.array([[127, 0.5, 1.5, -2.5, -127]], np.float32)
-    assert int8.quantised(row, 0)[0].tolist() == [[127, 0, 2, -2, -127]]
-    assert int8.quantised(row.T, 1)[0].tolist() == [[127], [0], [2], [-2], [-127]]
+    assert quantised(row)[0].tolist() == [[127, 0, 2, -2, -127]]
 
 
 def test_scales_that_are_missing_or_do_not_fit(tmp_path: Path) -> None:
