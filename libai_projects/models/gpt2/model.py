@@ -123,9 +123,7 @@ class SelfAttention(nn.Module):
             packed = (*qkv.shape[:2], self.num_heads, 3, self.head_size)
             parts = qkv.reshape(*packed).transpose(2, 3)
             drop = {"dropout": self.dropout.p, "seed": draw_seed(qkv)} if dropped else {}
-            context = packed_attention(
-                parts, self.num_heads, causal=True, scale=self.scale, **drop
-            )
+            context = packed_attention(parts, self.num_heads, causal=True, scale=self.scale, **drop)
             return self.dense(context, residual)
         query, key, value = flow._C.chunk(split_heads(qkv, 3 * self.head_size), 3, 3)
         scales = {"scale": self.scale, "layer_scale": self.layer_scale}
