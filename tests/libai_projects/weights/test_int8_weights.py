@@ -10,7 +10,6 @@ from oneflow_accel.kernels.generation import quantised
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from libai_projects import weights
@@ -71,13 +70,16 @@ def test_a_file_of_int8(tmp_path: Path, model: str) -> None:
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, whole[name], err_msg=name)
     # Numbers read back are the same ones again, to the last bit, in one file or several.
-    converted(out, tmp_path / "again", *TO_INT8)
-    assert (tmp_path / "again" / FILE).read_bytes() == (out / FILE).read_bytes()
     converted(out, tmp_path / "shards", *TO_INT8, "--max-shard-size", "1e-5")
+    shards = list((tmp_path / "shards").glob("model-*.safetensors"))
+    assert len(shards) > 1
+    again = {name: array for file in shards for name, array in load_file(file).items()}
+    assert again.keys() == after.keys()
+    for name, array in after.items():
+        np.testing.assert_array_equal(again[name], array, err_msg=name)
+    # The scales of some weights are in another file than these.
     sharded, _ = weights.load(tmp_path / "shards", "huggingface", table=table)
-    assert len(list((tmp_path / "shards").glob("model-*"))) > 1
-    for name, array in state.items():
-        np.testing.assert_array_equal(sharded[name], array, err_msg=name)
+    assert all(np.array_equal(sharded[name], array) for name, array in state.items())
 
 
 def test_numbers_times_scales_give_the_same_again() -> None:
@@ -109,8 +111,3 @@ def test_scales_that_are_missing_or_do_not_fit(tmp_path: Path) -> None:
         save_file(others if changed is None else {**others, name: changed}, file)
         with pytest.raises(UserError, match=rf"c_fc.weight is int8 and needs .*\(40,\), {text}"):
             weights.load(tmp_path / "int8", "huggingface")
-    with safe_open(GOLDEN / FILE, "np") as whole:
-        linear = whole.get_tensor(name.removesuffix(".scales"))
-    save_file({**state, name.removesuffix(".scales"): linear}, file)
-    with pytest.raises(UserError, match=r"1 unexpected \(such as h.0.mlp.c_fc.weight.scales"):
-        weights.load(tmp_path / "int8", "huggingface")
