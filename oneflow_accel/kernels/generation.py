@@ -79,8 +79,8 @@ def rounded(weight: np.ndarray, dtype: str) -> np.ndarray:
         return weight
     if dtype == "bfloat16":
         return (_bfloat16_bits(weight).astype(np.uint32) << 16).view(np.float32)
-    quantised, scales = _quantised(weight)
-    return quantised * scales[..., None]
+    whole, scales = quantised(weight)
+    return whole * scales[..., None]
 
 
 def _bfloat16_bits(x: np.ndarray) -> np.ndarray:
@@ -90,10 +90,12 @@ def _bfloat16_bits(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), 0x7FC0, nearest).astype(np.uint16)
 
 
-def _quantised(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers from -127 to 127, float32, and the scale of each output, (..., out)."""
-    largest = np.abs(weight).max(-1)
-    scales = np.where(largest == 0, 1, largest / np.float32(127)).astype(np.float32)
+def quantised(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers from -127 to 127, float32, of a float32 weight (..., out, in), and the float32
+    scale of each output, (..., out): its largest magnitude / 127, or 1 where that is 0. Halves are
+    rounded to even. Of numbers times scales it gives the same ones again, to the last bit."""
+    scales = np.abs(weight).max(-1) / np.float32(127)
+    scales[scales == 0] = 1
     return np.rint(weight / scales[..., None]), scales
 
 
@@ -240,7 +242,7 @@ class PackedLinear:
             use_huge_pages(self._weight)
             return
         if dtype == "int8":
-            weight, scales = _quantised(weight)
+            weight, scales = quantised(weight)
             self._scales = flow.tensor(scales, device=device)
             weight = (weight + _ZERO).astype(np.uint8)
         elif dtype == "bfloat16":
