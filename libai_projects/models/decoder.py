@@ -15,8 +15,8 @@ from typing import Any
 from oneflow_accel.kernels.generation import (
     Norm,
     PackedLinear,
+    PagedAttention,
     activate,
-    paged_attention,
     rounded,
 )
 from oneflow_accel.kernels.monarch import monarch_multiply
@@ -83,17 +83,14 @@ class DecoderLayer:
     post_norm: Norm
     inner: LinearLayer
     outer: LinearLayer
-    heads: int
-    scale: float
-    interleaved: bool = False
+    attention: PagedAttention
 
     def __call__(
         self, x: flow.Tensor, keys: flow.Tensor, values: flow.Tensor, pages: Pages
     ) -> flow.Tensor:
         """(tokens, width) to the same; the tokens' keys and values are written to the pages."""
         qkv = self.query_key_value(x, norm=self.input_norm)
-        settings = {"heads": self.heads, "scale": self.scale, "interleaved": self.interleaved}
-        context = paged_attention(qkv, keys, values, *vars(pages).values(), **settings)
+        context = self.attention(qkv, keys, values, *vars(pages).values())
         x = self.dense(context, x)
         return self.outer(self.inner(x, norm=self.post_norm), x)
 

@@ -236,6 +236,7 @@ class PackedLinear:
         self._weight: flow.Tensor | None = None
         self._scales: flow.Tensor | None = None
         self._bias: flow.Tensor | None = None
+        self._bound: dict[tuple[bool, str, float], Callable[..., Any]] = {}
         if bias is not None:
             self._bias = flow.tensor(_rows_of_panels(bias, activation), device=device)
         weight = _rows_of_panels(weight, activation)
@@ -265,12 +266,16 @@ class PackedLinear:
         if self._weight is not None:
             return _multiply(x, self._weight, self._bias, residual, norm, **self._settings)
         before = (None, None) if norm is None else (norm.weight, norm.bias)
-        return self._run(
-            *(x, self._panels, self._scales, self._bias, residual, *before),
-            **self._settings,
-            norm="" if norm is None else norm.kind,
-            epsilon=0.0 if norm is None else norm.epsilon,
-        )
+        tensors = (x, self._panels, self._scales, self._bias, residual, *before)
+        kind, epsilon = ("", 0.0) if norm is None else (norm.kind, norm.epsilon)
+        if self._run is not packed:
+            return self._run(*tensors, **self._settings, norm=kind, epsilon=epsilon)
+        key = residual is None, kind, epsilon
+        if key not in self._bound:
+            present = (tensor is not None for tensor in tensors)
+            settings = {**self._settings, "norm": kind, "epsilon": epsilon}
+            self._bound[key] = _linear.bound(present, **settings)
+        return self._bound[key](tuple(tensor for tensor in tensors if tensor is not None))[0]
 
 
 def _rows_of_panels(rows: np.ndarray, activation: str) -> np.ndarray:
@@ -376,3 +381,23 @@ paged_attention = register_operation(
 def paged(*tensors: flow.Tensor | None, **attributes: object) -> flow.Tensor:
     """Each key and value is read once, where it lies."""
     return _attention(*tensors, **attributes)[0]
+
+
+class PagedAttention:
+    """`paged_attention` with its settings, of tensors that are alike at each call."""
+
+    def __init__(self, *, heads: int, scale: float, interleaved: bool = False) -> None:
+        self._settings = {"heads": heads, "scale": scale, "interleaved": interleaved}
+        self._run: Callable[..., flow.Tensor] | None = None
+        self._bound: dict[tuple[bool, ...], Callable[..., Any]] = {}
+
+    def __call__(self, *tensors: flow.Tensor | None) -> flow.Tensor:
+        """The operation's tensors, in its order, to its result."""
+        if self._run is None:
+            self._run = paged_attention.choose(*tensors, **self._settings)
+        if self._run is not paged:
+            return self._run(*tensors, **self._settings)
+        present = tuple(tensor is not None for tensor in tensors)
+        if present not in self._bound:
+            self._bound[present] = _attention.bound(present, **self._settings)
+        return self._bound[present](tuple(tensor for tensor in tensors if tensor is not None))[0]

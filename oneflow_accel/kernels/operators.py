@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -94,6 +94,14 @@ class Operator:
                 raise TypeError(f"{self.name}: {name} is not a tensor but {type(tensor).__name__}")
         expression = self._expression(present, attributes)
         return _runner()(expression, tuple(tensor for tensor in tensors if tensor is not None))
+
+    def bound(
+        self, present: Iterable[bool], **attributes: Any
+    ) -> Callable[[tuple[flow.Tensor, ...]], tuple[flow.Tensor, ...]]:
+        """A function of the inputs that are `present`, with these attributes, for callers that make
+        the same call again and again: checking one takes longer than starting a small operator.
+        Raises as a call does."""
+        return partial(_runner(), self._expression(tuple(present), attributes))
 
     def _expression(self, present: tuple[bool, ...], attributes: dict[str, Any]) -> Any:
         if attributes.keys() != self.attributes.keys():

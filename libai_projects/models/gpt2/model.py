@@ -14,6 +14,7 @@ from oneflow_accel.kernels.attention import (
     draw_seed,
     packed_attention,
 )
+from oneflow_accel.kernels.generation import PagedAttention
 
 import numpy as np
 import oneflow as flow
@@ -318,6 +319,8 @@ class GPT2StepModel(StepModel):
             post_norm=local.norm(block.post_attention_layernorm),
             inner=local.column(mlp.dense_h_to_4h, activation=self._options.activation),
             outer=local.row(mlp.dense_4h_to_h),
-            heads=self._options.num_attention_heads // len(local.place.group),
-            scale=self._options.scale_of(block.layer_idx),
+            attention=PagedAttention(
+                heads=self._options.num_attention_heads // len(local.place.group),
+                scale=self._options.scale_of(block.layer_idx),
+            ),
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from oneflow_accel.distributed import set_value
 from oneflow_accel.kernels.attention import draw_seed, scaled_dot_product_attention
+from oneflow_accel.kernels.generation import PagedAttention
 from oneflow_accel.kernels.loss import linear_cross_entropy, linear_cross_entropy_mean
 from oneflow_accel.kernels.transformer import add_rms_norm, rms_norm, rope, swiglu
 
@@ -412,9 +413,11 @@ class LlamaStepModel(StepModel):
             post_norm=local.norm(block.post_attention_layernorm),
             inner=local.column(mlp.gate_proj, mlp.up_proj, gate=True),
             outer=local.row(mlp.down_proj),
-            heads=self._options.num_attention_heads // len(local.place.group),
-            scale=1.0 / math.sqrt(self._options.head_size),
-            interleaved=self._options.rope_interleaved,
+            attention=PagedAttention(
+                heads=self._options.num_attention_heads // len(local.place.group),
+                scale=1.0 / math.sqrt(self._options.head_size),
+                interleaved=self._options.rope_interleaved,
+            ),
         )
 
     def _angles(self, step: Step) -> tuple[np.ndarray, np.ndarray]:

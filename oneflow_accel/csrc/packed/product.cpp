@@ -32,12 +32,14 @@ constexpr int vectors_of(int rows) {
   return std::min(kPanelVectors, rows == 1 ? kRegisters / 2 : kRegisters / (rows == 2 ? 4 : 8));
 }
 // Words of a panel that stay in a core's second-level cache while all rows pass over them.
-constexpr int64_t kDepth = 512;
+constexpr int64_t kDepth = 256;
 // Words of a group of activations of 8 bits.
 constexpr int64_t kGroupWords = kGroup / 4;
-// So many rows of a panel are fetched ahead: one row of a is bound by memory, and the processor
-// does not look past the end of a page.
+// So many rows of a panel are fetched ahead for few rows of a, which are bound by memory: the
+// processor does not look past the end of a page.
 constexpr int64_t kAhead = 8;
+// Floats of a line of the caches.
+constexpr int64_t kLine = 16;
 
 struct Tile {
   Rows a;
@@ -45,6 +47,9 @@ struct Tile {
   int64_t depth;
   float* c;
   bool accumulate;
+  // `fetch` floats that are fetched meanwhile.
+  const float* next;
+  int64_t fetch;
 };
 
 // Part `part` of words of b, as the same part of a is to be multiplied with it.
@@ -85,18 +90,21 @@ ONEFLOW_ACCEL_INLINE void add_product(Sum& sum, int32_t a, const Floats& b) {
 
 // sums += a b over `depth` words from `word` on.
 template <Kind kind, int rows, int vectors, typename Sum>
-ONEFLOW_ACCEL_INLINE void multiply_words(const Tile& t, int64_t word, int64_t depth, const float* b,
+ONEFLOW_ACCEL_INLINE void multiply_words(const Tile& t, int64_t word, int64_t depth,
                                          Sum (&sums)[rows][vectors]) {
   constexpr int kParts = is_in_parts(kind) ? 2 : 1;
   const auto* a = reinterpret_cast<const Aliased<int32_t>*>(t.a.words) + kParts * word;
-  for (int64_t k = 0; k < depth; ++k, a += kParts, b += kPanel) {
+  const float* b = t.b + word * kPanel;
+  const int64_t fetch = ceil_div(t.fetch, t.depth);
+  const float* next = t.next + word * fetch;
+  for (int64_t k = 0; k < depth; ++k, a += kParts, b += kPanel, next += fetch) {
+    for (int64_t line = 0; line < fetch; line += kLine) { __builtin_prefetch(next + line); }
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
       Floats right[vectors];
 #pragma GCC unroll 8
       for (int v = 0; v < vectors; ++v) {
         right[v] = part_of<kind>(*vector_at<kFloats>(b, v), part);
-        if (part == 0) { __builtin_prefetch(b + kAhead * kPanel + v * kFloats); }
       }
 #pragma GCC unroll 8
       for (int i = 0; i < rows; ++i) {
@@ -109,8 +117,7 @@ ONEFLOW_ACCEL_INLINE void multiply_words(const Tile& t, int64_t word, int64_t de
 }
 
 template <Kind kind, int rows, int vectors>
-ONEFLOW_ACCEL_INLINE void multiply_bytes(const Tile& t, const float* b,
-                                         Floats (&sums)[rows][vectors]) {
+ONEFLOW_ACCEL_INLINE void multiply_bytes(const Tile& t, Floats (&sums)[rows][vectors]) {
   for (int64_t group = 0; group < t.depth / kGroupWords; ++group) {
     Ints parts[rows][vectors];
 #pragma GCC unroll 8
@@ -119,8 +126,7 @@ ONEFLOW_ACCEL_INLINE void multiply_bytes(const Tile& t, const float* b,
 #pragma GCC unroll 8
       for (int v = 0; v < vectors; ++v) { parts[i][v] = Ints{} + start; }
     }
-    const int64_t word = group * kGroupWords;
-    multiply_words<kind>(t, word, kGroupWords, b + word * kPanel, parts);
+    multiply_words<kind>(t, group * kGroupWords, kGroupWords, parts);
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
       const float scale = t.a.scales[i * t.a.groups + group];
@@ -133,29 +139,34 @@ ONEFLOW_ACCEL_INLINE void multiply_bytes(const Tile& t, const float* b,
 }
 
 template <Kind kind, int rows>
-void multiply_tile(const Tile& t) {
+void multiply_tile(Tile t) {
   constexpr int kVectors = vectors_of(rows);
-  for (int64_t j = 0; j < kPanel; j += kVectors * kFloats) {
+  constexpr int kPasses = kPanelVectors / kVectors;
+  t.fetch /= kPasses;
+  for (int pass = 0; pass < kPasses; ++pass) {
     Floats sums[rows][kVectors];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        sums[i][v] = t.accumulate ? *vector_at<kFloats>(t.c + i * kPanel + j, v) : Floats{};
+        sums[i][v] = t.accumulate ? *vector_at<kFloats>(t.c + i * kPanel, v) : Floats{};
       }
     }
     if constexpr (is_bytes(kind)) {
-      multiply_bytes<kind>(t, t.b + j, sums);
+      multiply_bytes<kind>(t, sums);
     } else {
-      multiply_words<kind>(t, 0, t.depth, t.b + j, sums);
+      multiply_words<kind>(t, 0, t.depth, sums);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        *vector_at<kFloats>(t.c + i * kPanel + j, v) = sums[i][v];
+        *vector_at<kFloats>(t.c + i * kPanel, v) = sums[i][v];
       }
     }
+    t.b += kVectors * kFloats;
+    t.c += kVectors * kFloats;
+    t.next += t.fetch;
   }
 }
 
@@ -264,11 +275,18 @@ void multiply(const Rows& rows, int64_t count, const Weights& weights, int64_t p
       multiply_some<kBytes>, multiply_some<kBytesInParts>};
   const Kind kind = kind_of(weights.values);
   const int64_t depth = weights.depth();
+  const int64_t blocks = ceil_div(count, int64_t{kRows});
   for (int64_t k = 0; k < depth; k += kDepth) {
-    const int64_t word = is_in_parts(kind) ? 2 * k : k;
-    for (int64_t row = 0; row < count; row += kRows) {
-      kMultiply[kind]({rows.from(row, word, k / kGroupWords), weights.panel(panel) + k * kPanel,
-                       std::min(kDepth, depth - k), c + row * kPanel, k > 0},
+    const int64_t words = std::min(kDepth, depth - k);
+    const float* b = weights.panel(panel) + k * kPanel;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t row = block * kRows;
+      // Several blocks of rows share in fetching what they multiply with next, as that takes longer
+      // than one of them.
+      const int64_t fetch = words * kPanel / blocks;
+      const float* next = blocks == 1 ? b + kAhead * kPanel : b + words * kPanel + block * fetch;
+      kMultiply[kind]({rows.from(row, is_in_parts(kind) ? 2 * k : k, k / kGroupWords), b, words,
+                       c + row * kPanel, k > 0, next, fetch},
                       count - row);
     }
   }
