@@ -1,12 +1,12 @@
-"""One queue of requests and one worker that runs them, on one process or on several."""
+"""One queue of requests and one worker that runs them, many at once, on one process or on several."""
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +15,18 @@ from oneflow_accel import distributed
 from oneflow_accel.agree import on_rank_0
 from oneflow_accel.errors import UserError
 
+from libai_projects.generation import GenerationOptions
+from libai_projects.generation.sequences import GeneratedSequence, TokenScore
 from libai_projects.inference import lockstep
-from libai_projects.inference.text_pipeline import GeneratedText, TextPipeline
+from libai_projects.inference.batching import Batcher, Group, is_batched
+from libai_projects.inference.text_pipeline import Prompt, TextPipeline
+from libai_projects.inference.texts import GeneratedText, OnPiece, TextOf
+from libai_projects.models.pages import Step
 
 logger = logging.getLogger("oneflow_accel")
+
+_FAILED = "the generation failed; the log says why"
+_CLOSED = "the server is shutting down"
 
 
 class QueueFullError(Exception):
@@ -38,18 +46,22 @@ class NoTextsError(Exception):
         self.kind = kind
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One request. Its `texts` come, or a NoTextsError. `on_text`, see `TextPipeline.generate`, and
-    callbacks of `texts` run in the worker's thread and must not block. `deadline` is a time of
-    `time.monotonic()`."""
+    callbacks of `texts` run in the worker's thread and must not block. Times are those of
+    `time.monotonic()`: the `deadline`, and when the first and the last token came. A text ends with
+    the stop string that ended it, or before it, unless `keeps_stop`."""
 
-    prompts: Sequence[str]
+    prompts: Sequence[Prompt]
     options: Mapping[str, Any]
-    on_text: Callable[[int, str], None] | None = None
+    on_text: OnPiece | None = None
     deadline: float | None = None
+    keeps_stop: bool = True
     cancelled: threading.Event = field(default_factory=threading.Event)
     texts: Future[list[GeneratedText]] = field(default_factory=Future)
+    first_token: float | None = None
+    last_token: float | None = None
 
     def reason_to_stop(self) -> str | None:
         if self.cancelled.is_set():
@@ -58,28 +70,123 @@ class Job:
             return "time"
         return None
 
+    def finish(self, texts: list[GeneratedText]) -> None:
+        if not self.texts.done():
+            self.texts.set_result(texts)
+
+    def fail(self, error: Exception) -> None:
+        """There are no texts; of what is no one's fault but ours the log says more."""
+        if isinstance(error, UserError):
+            error = NoTextsError("refused", str(error))
+        elif not isinstance(error, NoTextsError):
+            logger.error("a request failed", exc_info=error)
+            error = NoTextsError("failed", _FAILED)
+        if not self.texts.done():
+            self.texts.set_exception(error)
+
+
+class _Request:
+    """A job whose texts are written beside those of others. Raises UserError where it cannot be."""
+
+    def __init__(self, job: Job, engine: TextPipeline, options: GenerationOptions) -> None:
+        self.job = job
+        self._engine, self._options = engine, options
+        seeds = options.seed
+        if isinstance(seeds, int):
+            seeds = tuple(range(seeds, seeds + len(job.prompts)))
+        if len(seeds) != len(job.prompts) or not seeds:
+            raise UserError(f"{len(seeds)} seeds were given for {len(job.prompts)} prompts")
+        self._texts: list[list[GeneratedText] | None] = [None] * len(job.prompts)
+        self.groups = [self._group(number, seed) for number, seed in enumerate(seeds)]
+
+    def _group(self, number: int, seed: int) -> Group:
+        job, engine, options = self.job, self._engine, self._options
+        prompt, texts = job.prompts[number], dict[int, TextOf]()
+
+        def text(index: int) -> TextOf:
+            if index not in texts:
+                texts[index] = TextOf(
+                    engine.tokenizer,
+                    number * options.num_return_sequences + index,
+                    engine.text_of(prompt),
+                    stops=options.stop_strings,
+                    keeps_stop=job.keeps_stop,
+                    on_piece=job.on_text,
+                )
+            return texts[index]
+
+        def on_token(index: int, token: int, score: TokenScore | None) -> bool:
+            job.last_token = time.monotonic()
+            job.first_token = job.first_token or job.last_token
+            return text(index).feed(token, score)
+
+        def on_end(found: list[GeneratedSequence] | Exception) -> None:
+            try:
+                if isinstance(found, Exception):
+                    raise found
+                answers = []
+                for index, sequence in enumerate(found):
+                    sequence.prompt = number
+                    why = sequence.finish_reason
+                    answers.append(engine.result(job.prompts, sequence, text(index), why, options))
+                self._texts[number] = answers
+                if all(each is not None for each in self._texts):
+                    job.finish([each for answers in self._texts for each in answers or ()])
+            except Exception as error:
+                job.fail(error)
+
+        own = options.replace(seed=seed, stop_strings=())
+        return Group(engine.model, engine.encode(prompt), own, on_token, on_end)
+
+
+def _unfinished(reason: str) -> NoTextsError:
+    if reason == "time":
+        return NoTextsError("late", "no time was left after waiting: too many asked at once")
+    return NoTextsError("cancelled", "cancelled")
+
 
 class Worker:
-    """Runs jobs one after another in the thread that calls `run`: the main thread of each rank,
-    as oneflow runs global tensors only in the thread they began with. Other threads of rank 0
-    submit."""
+    """Runs jobs in the thread that calls `run`: the main thread of each rank, as oneflow runs
+    global tensors only in the thread they began with. Other threads of rank 0 submit.
 
-    def __init__(self, engine: TextPipeline, *, queue_length: int = 16) -> None:
+    Jobs begin in the order of their arrival, and `most_texts` texts are written at once; what
+    cannot be written beside others, such as beams, runs alone between two steps.
+    """
+
+    def __init__(
+        self, engine: TextPipeline, *, queue_length: int = 16, most_texts: int = 64
+    ) -> None:
         self.engine = engine
-        self._jobs: queue.Queue[Job] = queue.Queue(maxsize=queue_length)
+        self._batcher = Batcher(engine.model, most_texts)
+        self._queue_length = queue_length
+        # Those that wait, the first of them once it has been looked at, and those that run.
+        self._jobs: deque[Job] = deque()
+        self._first: _Request | None = None
+        self._requests: list[_Request] = []
+        self._alone: Job | None = None
+        self._changed = threading.Condition()
         self._closing = threading.Event()
         self._finish = False
-        self._lock = threading.Lock()
-        self._running: Job | None = None
+        self._end_at = 0.0
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait, the one that runs not counted."""
-        return self._jobs.qsize()
+        """How many jobs wait, those that run not counted."""
+        return len(self._jobs)
 
     @property
     def busy(self) -> bool:
-        return self._running is not None
+        return self._alone is not None or bool(self._requests)
+
+    @property
+    def texts(self) -> int:
+        """How many texts are being written beside each other."""
+        return self._batcher.texts
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """How many tokens of prompts have been read, and how many have been chosen."""
+        return self._batcher.prompt_tokens, self._batcher.tokens
 
     @property
     def closing(self) -> bool:
@@ -88,107 +195,172 @@ class Worker:
     def submit(self, job: Job, *, wait: bool = False) -> None:
         """Put a job at the end of the queue; with `wait`, wait for a place. Raises QueueFullError,
         or ClosedError after `close`."""
-        while True:
-            # Under the lock, so that no job slips in after the worker has emptied the queue.
-            with self._lock:
-                if self.closing:
-                    raise ClosedError
-                try:
-                    self._jobs.put_nowait(job)
-                    return
-                except queue.Full:
-                    if not wait:
-                        raise QueueFullError from None
-            time.sleep(0.05)
+        with self._changed:
+            while not self.closing and len(self._jobs) >= self._queue_length:
+                if not wait:
+                    raise QueueFullError
+                # Not for long: `close` tells nobody, as a signal handler must not wait for a lock.
+                self._changed.wait(0.1)
+            if self.closing:
+                raise ClosedError
+            self._jobs.append(job)
+            self._changed.notify_all()
 
-    def close(self, *, finish: bool = False) -> None:
-        """End `run` soon: the running job stops at its next token, waiting ones are refused or,
-        with `finish`, run first. Safe to call from a signal handler and more than once."""
-        if not finish:
-            running = self._running
-            if running is not None:
-                running.cancelled.set()
-        self._finish = finish
+    def close(self, *, finish: bool = False, grace: float = 0.0) -> None:
+        """End `run` soon: running jobs may go on for `grace` s and stop at their next token then,
+        waiting ones are refused or, with `finish`, run first. Safe to call from a signal handler
+        and more than once."""
+        self._finish, self._end_at = finish, time.monotonic() + grace
         self._closing.set()
+
+    def abandon(self, error: NoTextsError) -> None:
+        """Tell all who wait that nothing comes any more; from any thread."""
+        self.close()
+        with self._changed:
+            for job in self._jobs:
+                job.fail(NoTextsError("closed", _CLOSED))
+            self._jobs.clear()
+        for job in [request.job for request in self._requests] + [self._alone]:
+            if job is not None:
+                job.fail(error)
 
     def run(self) -> None:
         """Work until `close`; on ranks other than 0, until rank 0 says so."""
         if not distributed.is_main():
             self._follow()
             return
-        job: Job | None = None
         try:
-            job = self._lead_all()
+            self._lead_all()
         finally:
             # Nobody waits for an answer that cannot come, whatever ended the work.
-            self.close()
-            self._refuse(job)
+            self.abandon(NoTextsError("failed", _FAILED))
         self._tell({"do": "end"})
 
-    def _lead_all(self) -> Job | None:
-        """Work until `close`; returns a job that was taken from the queue and not begun."""
+    def _lead_all(self) -> None:
         spoke = time.monotonic()
         while True:
-            try:
-                job = self._jobs.get(timeout=0.1)
-            except queue.Empty:
-                job = None
-            if self.closing and not (job is not None and self._finish):
-                return job
-            if job is not None:
-                self._lead(job)
+            self._sweep()
+            self._begin()
+            if self._requests:
+                self._step()
                 spoke = time.monotonic()
-            elif time.monotonic() - spoke > lockstep.HEARTBEAT_SECONDS:
+                continue
+            with self._changed:
+                if self.closing and not self._jobs:
+                    return
+                if not self._jobs:
+                    self._changed.wait(0.1)
+            if time.monotonic() - spoke > lockstep.HEARTBEAT_SECONDS:
                 self._tell({"do": "wait"})
                 spoke = time.monotonic()
 
-    def _refuse(self, job: Job | None) -> None:
-        with self._lock:
-            while True:
-                if job is not None:
-                    job.texts.set_exception(NoTextsError("closed", "the server is shutting down"))
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
+    def _reason_to_stop(self, job: Job) -> str | None:
+        ends = self.closing and not self._finish and time.monotonic() >= self._end_at
+        return job.reason_to_stop() or ("cancelled" if ends else None)
+
+    def _sweep(self) -> None:
+        """Whoever went away, is late or has to end frees its place."""
+        refused = self.closing and not self._finish
+        for job in list(self._jobs):
+            if (reason := job.reason_to_stop()) is not None:
+                job.fail(_unfinished(reason))
+            elif refused:
+                job.fail(NoTextsError("closed", _CLOSED))
+        for request in self._requests:
+            reason = self._reason_to_stop(request.job)
+            if reason is not None and request.job.first_token is None:
+                request.job.fail(_unfinished(reason))
+            for group in request.groups if reason is not None else ():
+                self._batcher.end(group, reason)
+        self._drop_done()
+
+    def _drop_done(self) -> None:
+        for request in self._requests:
+            if request.job.texts.done():
+                for group in request.groups:
+                    self._batcher.remove(group)
+        self._requests = [each for each in self._requests if not each.job.texts.done()]
+        with self._changed:
+            self._jobs = deque(job for job in self._jobs if not job.texts.done())
+            self._changed.notify_all()
+
+    def _begin(self) -> None:
+        """Begin with the jobs that have waited longest, as far as there is room."""
+        while self._jobs:
+            job, first = self._jobs[0], self._first
+            try:
+                if first is None or first.job is not job:
+                    options = self.engine.check_options(job.options)
+                    first = _Request(job, self.engine, options) if is_batched(options) else None
+                    if first is not None:
+                        self._batcher.check(first.groups)
+                    self._first = first
+                if first is not None and not self._batcher.add(first.groups):
                     return
+            except Exception as error:
+                job.fail(error)
+            self._leave_queue(job)
+            if first is None and not job.texts.done():
+                self._lead(job)
+            elif first is not None and not job.texts.done():
+                self._requests.append(first)
+
+    def _leave_queue(self, job: Job) -> None:
+        with self._changed:
+            self._jobs.remove(job)
+            self._changed.notify_all()
+
+    def _step(self) -> None:
+        """The next token of each text."""
+        try:
+            step = self._batcher.plan()
+            if distributed.world_size() > 1:
+                self._tell({"do": "step", "step": step.as_json()})
+            logits = self._batcher.run(step)
+        except Exception as error:
+            if distributed.world_size() > 1:
+                raise lockstep.OutOfStepError(f"{type(error).__name__}: {error}") from error
+            logger.exception("a step of the model failed")
+            self._batcher.fail(NoTextsError("failed", _FAILED))
+        else:
+            self._batcher.choose(logits)
+        self._drop_done()
 
     def _lead(self, job: Job) -> None:
-        reason = job.reason_to_stop()
-        if reason is not None:
-            late = NoTextsError("late", "no time was left after waiting: too many asked at once")
-            cancelled = NoTextsError("cancelled", "cancelled")
-            job.texts.set_exception(late if reason == "time" else cancelled)
-            return
-        self._running = job
-        if self.closing and not self._finish:
-            job.cancelled.set()
+        """Run a job alone."""
+        self._alone = job
         told, asked = False, {"prompts": list(job.prompts), "options": dict(job.options)}
         try:
             self._tell({"do": "generate", **asked})
             told = True
             texts = self.engine.generate(
-                job.prompts, on_text=job.on_text, should_stop=job.reason_to_stop, **job.options
+                job.prompts,
+                on_text=job.on_text,
+                should_stop=lambda: self._reason_to_stop(job),
+                **job.options,
             )
-        except UserError as error:
-            self._running = None
-            job.texts.set_exception(NoTextsError("refused", str(error)))
+            self._batcher.tokens += sum(text.new_tokens for text in texts)
+            job.first_token = job.last_token = time.monotonic()
         except Exception as error:
-            self._running = None
-            said = "the generation failed; the log says why"
-            job.texts.set_exception(NoTextsError("failed", said))
+            self._alone = None
+            job.fail(error)
             # Ranks that were not told of a job are not where this one is.
             if not told or isinstance(error, lockstep.OutOfStepError):
                 raise
-            logger.exception("a request failed")
         else:
-            self._running = None
-            job.texts.set_result(texts)
+            self._alone = None
+            job.finish(texts)
 
     def _follow(self) -> None:
         while True:
             message = on_rank_0(lambda: None)
             if message["do"] == "end":
                 return
+            if message["do"] == "step":
+                try:
+                    self._batcher.run(Step.of_json(message["step"]))
+                except Exception as error:
+                    raise lockstep.OutOfStepError(f"{type(error).__name__}: {error}") from error
             if message["do"] == "generate":
                 try:
                     self.engine.generate(
