@@ -177,6 +177,9 @@ class Watchdog:
         time.sleep(delay)
         if self._stopped.is_set():
             return
+        for say in _last_words:
+            with contextlib.suppress(Exception):
+                say(line)
         # The launcher that one process of a machine ends takes the others along, so that those
         # wait for a moment only.
         launched.end(
@@ -256,6 +259,18 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 _active: Watchdog | None = None
+_last_words: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def last_words(say: Callable[[str], None]) -> Iterator[None]:
+    """While the block runs, call `say` before this process ends because of another one, with a line
+    that says of which and why; in a thread of the watchdog's."""
+    _last_words.append(say)
+    try:
+        yield
+    finally:
+        _last_words.remove(say)
 
 
 def is_on() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +49,27 @@ class StepModel(Protocol):
 
     def select(self, cache: Cache, rows: np.ndarray) -> None:
         """Make row `rows[i]` (int64) of the cache its row i, in place: drops, reorders, repeats."""
+        ...
+
+
+class PagedModel(StepModel, Protocol):
+    """A decoder that reads tokens of many sequences at once, each of its own length; see
+    `models.step_model`. `page_bytes` is the memory of a page of the cache, `shares_prefixes` whether
+    sequences that begin alike have the same keys and values there."""
+
+    page_bytes: int
+    shares_prefixes: bool
+
+    def new_cache(self, pages: int | None = None) -> Cache:
+        """An empty cache of at most so many pages, with `pages`, a `models.pages.PagedCache`."""
+        ...
+
+    def plan(self, cache: Cache, rows: Sequence[tuple[int, Sequence[int]]]) -> Any:
+        """The `models.pages.Step` that reads the next tokens of each sequence, by its number."""
+        ...
+
+    def run(self, step: Any, cache: Cache) -> np.ndarray:
+        """(R, vocab_size) float32 logits of a step, the same on every process."""
         ...
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from libai_projects.generation import GenerationOptions
 from libai_projects.generation.generate import Decoding, OnToken, prepared
-from libai_projects.generation.interface import Cache, StepModel
+from libai_projects.generation.interface import Cache, PagedModel
 from libai_projects.generation.sequences import FinishReason, GeneratedSequence, Stopping
 from libai_projects.models.pages import Step
 
@@ -38,7 +38,7 @@ class Group:
 
     def __init__(
         self,
-        model: StepModel,
+        model: PagedModel,
         prompt: Sequence[int],
         options: GenerationOptions,
         on_token: OnToken,
@@ -76,7 +76,7 @@ class Batcher:
     """The prompts that are being read and continued, `most_texts` texts at most, or one prompt's.
     Every process makes one; process 0 alone knows groups."""
 
-    def __init__(self, model: StepModel, most_texts: int) -> None:
+    def __init__(self, model: PagedModel, most_texts: int) -> None:
         self._model, self._most_texts = model, most_texts
         self.groups: list[Group] = []
         self.tokens = self.prompt_tokens = 0

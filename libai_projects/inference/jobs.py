@@ -21,7 +21,6 @@ from libai_projects.inference import lockstep
 from libai_projects.inference.batching import Batcher, Group, is_batched
 from libai_projects.inference.text_pipeline import Prompt, TextPipeline
 from libai_projects.inference.texts import GeneratedText, OnPiece, TextOf
-from libai_projects.models.pages import Step
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -312,10 +311,9 @@ class Worker:
 
     def _step(self) -> None:
         """The next token of each text."""
+        step = self._batcher.plan()
+        self._tell({"do": "step", "step": step})
         try:
-            step = self._batcher.plan()
-            if distributed.world_size() > 1:
-                self._tell({"do": "step", "step": step.as_json()})
             logits = self._batcher.run(step)
         except Exception as error:
             if distributed.world_size() > 1:
@@ -358,7 +356,7 @@ class Worker:
                 return
             if message["do"] == "step":
                 try:
-                    self._batcher.run(Step.of_json(message["step"]))
+                    self._batcher.run(message["step"])
                 except Exception as error:
                     raise lockstep.OutOfStepError(f"{type(error).__name__}: {error}") from error
             if message["do"] == "generate":

@@ -12,7 +12,8 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
-from libai_projects.generation import GenerationOptions, StepModel, generate
+from libai_projects.generation import GenerationOptions, generate
+from libai_projects.generation.interface import PagedModel
 from libai_projects.generation.sequences import GeneratedSequence
 from libai_projects.inference import lockstep
 from libai_projects.inference.texts import GeneratedText, OnPiece, TextOf
@@ -46,7 +47,7 @@ class TextPipeline:
 
     def __init__(
         self,
-        model: StepModel,
+        model: PagedModel,
         tokenizer: Any,
         *,
         name: str = "model",
@@ -195,7 +196,7 @@ class TextPipeline:
 class _Agreed:
     """A model whose steps begin only when no rank has failed (`lockstep`)."""
 
-    def __init__(self, model: StepModel) -> None:
+    def __init__(self, model: PagedModel) -> None:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:

@@ -31,7 +31,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     def running(delay: float, limits: dict[str, float]) -> Iterator[Running]:
         pipeline = fake_pipeline(tmp_path, delay=delay)
         bounds = Limits(**limits)
-        worker = Worker(pipeline, queue_length=bounds.queue)
+        worker = Worker(pipeline, queue_length=bounds.queue, most_texts=bounds.texts)
         server = Server(worker, bounds, "127.0.0.1", 0)
         thread = threading.Thread(target=server.serve)
         thread.start()
