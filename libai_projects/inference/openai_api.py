@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from flow_train.config.schema import Group
 from libai_projects.inference.answers import (
@@ -42,8 +42,21 @@ _CHAT = (
 )
 
 _Count = Annotated[int, Field(ge=1)]
-_Text = Annotated[str, Field(min_length=1)]
-_Ids = Annotated[list[int], Field(min_length=1)]
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """One or several: texts, or lists of token ids."""
+    is_one = isinstance(value, str) or (isinstance(value, list) and type(next(iter(value), 0)) is int)
+    prompts = [value] if is_one else value
+    if not isinstance(prompts, list) or not all(
+        isinstance(each, str) or (isinstance(each, list) and each and {*map(type, each)} == {int})
+        for each in prompts
+    ):
+        raise ValueError("must be a text, a list of token ids, or a list of such")
+    return prompts
+
+
+_STOP = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
 class _StreamOptions(Group):
@@ -52,13 +65,15 @@ class _StreamOptions(Group):
 
 class _Request(Group):
     model: str
-    prompt: str | _Ids | Annotated[list[str] | list[_Ids], Field(min_length=1)]
+    prompt: Annotated[Any, AfterValidator(_prompts)]
     max_tokens: _Count | None = None
     temperature: Annotated[float, Field(ge=0, le=10)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: _Count | None = None
     best_of: int | None = None
-    stop: _Text | Annotated[list[_Text], Field(max_length=4)] | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]] | None, Field(max_length=4), _STOP
+    ] = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
     seed: int | None = None
@@ -77,12 +92,6 @@ class _Request(Group):
     suffix: str | None = None
 
 
-def _prompts(asked: _Request) -> Sequence[Prompt]:
-    if isinstance(asked.prompt, str) or isinstance(asked.prompt[0], int):
-        return [asked.prompt]  # type: ignore[list-item]
-    return asked.prompt  # type: ignore[return-value]
-
-
 def _options(asked: _Request, limits: Limits) -> dict[str, Any]:
     """Those of GenerationOptions that a request is; FieldError for what is not done here."""
     n, new = asked.n or 1, asked.max_tokens or min(16, limits.new_tokens)
@@ -97,8 +106,7 @@ def _options(asked: _Request, limits: Limits) -> dict[str, Any]:
         raise FieldError("stream_options", "is for stream: true")
     if new > limits.new_tokens:
         raise FieldError("max_tokens", f"is {new}, and at most {limits.new_tokens} are allowed")
-    if n * len(_prompts(asked)) > limits.returns:
-        count = n * len(_prompts(asked))
+    if (count := n * len(asked.prompt)) > limits.returns:
         raise FieldError("n", f"makes {count} texts, and at most {limits.returns} are allowed")
     warm = 1.0 if asked.temperature is None else asked.temperature
     seed = random.SystemRandom().randrange(SEED_BOUND) if asked.seed is None else asked.seed
@@ -130,7 +138,7 @@ class _Completion(Answer):
     media_type = "text/event-stream"
 
     def __init__(self, asked: _Request, worker: Worker, limits: Limits, deadline: float) -> None:
-        prompts, engine = _prompts(asked), worker.engine
+        engine, prompts = worker.engine, asked.prompt
         if asked.model != engine.name:
             message = f"there is no {asked.model!r:.80}; this is {engine.name!r}"
             raise FieldError("model", message, status=404)
