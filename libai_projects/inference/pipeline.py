@@ -12,6 +12,7 @@ import oneflow_accel
 from oneflow_accel import distributed
 from oneflow_accel.agree import everywhere, on_rank_0, plain_values, require_same
 from oneflow_accel.errors import UserError
+from oneflow_accel.kernels.generation import CacheDtype, WeightsDtype
 
 from libai.config import instantiate
 from libai.utils import distributed as dist
@@ -52,6 +53,8 @@ class TextGenerationPipeline(TextPipeline):
             one beside a Hugging Face model.
         mode: "huggingface" (a folder with config.json and weights), "libai" (a checkpoint, its
             `model` folder, or a run's output folder), "random" (for tests) or "auto", by the path.
+        weights_dtype, cache_dtype: what weights, and keys and values, are rounded to; see
+            `models.step_model.StepModel`.
         overrides: "key=value" texts that change the config.
         generation: options of `GenerationOptions` that differ from the config's.
 
@@ -74,6 +77,8 @@ class TextGenerationPipeline(TextPipeline):
         vocab_file: str | None = None,
         merges_file: str | None = None,
         tokenizer: str | None = None,
+        weights_dtype: WeightsDtype = "float32",
+        cache_dtype: CacheDtype | None = None,
         overrides: Sequence[str] = (),
         **generation: object,
     ) -> None:
@@ -109,7 +114,8 @@ class TextGenerationPipeline(TextPipeline):
         if distributed.world_size() > 1:
             words = json.dumps([built.decode([token]) for token in range(built.vocab_size)])
             require_same({"the tokenizer's words": sha256(words.encode()).hexdigest()})
-        step_model = _build(cfg, kind, path, built)
+        dtypes = {"weights_dtype": weights_dtype, "cache_dtype": cache_dtype}
+        step_model = _build(cfg, kind, path, built, dtypes)
         super().__init__(
             step_model,
             built,
@@ -153,7 +159,9 @@ def _tokenizer(cfg: DictConfig, given: dict[str, str | None], model: Path | None
     return instantiate(files)
 
 
-def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> StepModel:
+def _build(
+    cfg: DictConfig, kind: str, path: Path | None, tokenizer: object, dtypes: dict[str, Any]
+) -> StepModel:
     """Build the model in its layout, load its weights and make it step. Collective."""
     model_cfg, sizes, family = cfg.model.cfg, cfg.train.dist, family_of(cfg.model._target_)
     table = family.table
@@ -197,4 +205,4 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
     if path is None and distributed.is_main():
         state = dict(initial_weights(table, {**model_cfg, "vocab_size": real}, cfg.train.seed))
     weights.load_into(model, state, table=table)
-    return family.steps(model)
+    return family.steps(model, **dtypes)

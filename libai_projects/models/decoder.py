@@ -126,14 +126,8 @@ class LocalLayers:
             return parts[0] if len(parts) == 1 else SideBySide(parts)
         weights = [local(each.weight, COLUMNS).numpy().T for each in modules]
         biases = [local(each.bias, ROWS).numpy() for each in modules if each.bias is not None]
-        return PackedLinear(
-            order(np.concatenate(weights)),
-            order(np.concatenate(biases)) if biases else None,
-            self.dtype,
-            self.device,
-            activation=activation,
-            gate=gate,
-        )
+        weight, bias = np.concatenate(weights), np.concatenate(biases) if biases else None
+        return self._packed(weight, bias, order, activation=activation, gate=gate)
 
     def row(self, module: nn.Module) -> LinearLayer:
         """A layer with parallel="row", which adds the residual."""
@@ -149,15 +143,31 @@ class LocalLayers:
         """Of (rows of the vocabulary, width) float32: to their logits."""
         return self._packed(weight)
 
-    def _packed(self, weight: np.ndarray, bias: np.ndarray | None = None) -> PackedLinear:
-        return PackedLinear(weight, bias, self.dtype, self.device)
+    def _packed(
+        self,
+        weight: np.ndarray,
+        bias: np.ndarray | None = None,
+        order: Callable[[np.ndarray], np.ndarray] = np.asarray,
+        **settings: Any,
+    ) -> LinearLayer:
+        if weight.size == 0:
+            return elsewhere
+        bias = None if bias is None else order(bias)
+        return PackedLinear(order(weight), bias, self.dtype, self.device, **settings)
 
-    def _structured(self, module: Projection, activation: str = "") -> StructuredLinear:
+    def _structured(self, module: Projection, activation: str = "") -> LinearLayer:
         names = ("blkdiag1", "blkdiag2") if isinstance(module, MonarchLinear) else ("weight",)
-        factors = (rounded(local(getattr(module, name)).numpy(), self.dtype) for name in names)
-        arrays = tuple(flow.tensor(factor, device=self.device) for factor in factors)
-        split = module.output == SPLIT
-        return StructuredLinear(arrays, local(module.bias), self.place, split, activation)
+        factors = [local(getattr(module, name)).numpy() for name in names]
+        bias, split = local(module.bias), module.output == SPLIT
+        if factors[0].size == 0:
+            return elsewhere
+        arrays = tuple(flow.tensor(rounded(x, self.dtype), device=self.device) for x in factors)
+        return StructuredLinear(arrays, bias, self.place, split, activation)
+
+
+def elsewhere(*_: object, **__: object) -> flow.Tensor:
+    """In the place of a layer of another stage, of which this process has no weights."""
+    raise RuntimeError("this layer is on another stage of the pipeline")
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,7 @@ class SideBySide:
 class PartialLinear:
     """A layer of which each process of the group has some of the inputs."""
 
-    product: PackedLinear
+    product: LinearLayer
     bias: flow.Tensor | None
     place: Place
 

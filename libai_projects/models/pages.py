@@ -4,7 +4,8 @@ tokens of some of them: numbers on the host, of which tensors are made where the
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from typing import Any
@@ -112,22 +113,27 @@ class PagedCache:
         """Tokens that the sequence has room for."""
         return self._sequences[number].length
 
-    def pages_needed(self, number: int, count: int) -> int:
-        """Pages that `extend` would take."""
-        sequence = self._sequences[number]
-        more = -(-(sequence.length + count) // PAGE) - len(sequence.pages)
-        return more + (count > 0 and self._writes_to_others(sequence))
+    def pages_needed(self, counts: Mapping[int, int]) -> int:
+        """Pages that `extend` would take for so many tokens more of each sequence."""
+        needed, writers = 0, Counter[int]()
+        for number, count in counts.items():
+            sequence = self._sequences[number]
+            needed += -(-(sequence.length + count) // PAGE) - len(sequence.pages)
+            if count and sequence.length % PAGE:
+                writers[sequence.pages[-1]] += 1
+        # Whoever is left alone with a page writes to it.
+        return needed + sum(min(n, self._holders[page] - 1) for page, n in writers.items())
 
     def extend(self, number: int, count: int) -> None:
         """Room for `count` more tokens. Raises NoPagesError where there are not enough pages."""
-        needed = self.pages_needed(number, count)
+        needed = self.pages_needed({number: count})
         if needed > self.free:
             raise NoPagesError(
-                f"the key-value cache has {self.free} of {self.capacity} pages left, and a sequence "
+                f"the key-value cache has {self.free} of {self.capacity} pages left and a sequence "
                 f"needs {needed}: wait for others to end, or ask for fewer tokens"
             )
         sequence = self._sequences[number]
-        if count > 0 and self._writes_to_others(sequence):
+        if count and sequence.length % PAGE and self._holders[sequence.pages[-1]] > 1:
             shared, own = sequence.pages[-1], self._take()
             self._holders[shared] -= 1
             self._copies.append((shared, own))
@@ -181,9 +187,6 @@ class PagedCache:
         self._next += 1
         self._sequences[self._next] = sequence
         return self._next
-
-    def _writes_to_others(self, sequence: _Sequence) -> bool:
-        return bool(sequence.length % PAGE) and self._holders[sequence.pages[-1]] > 1
 
     def _take(self) -> int:
         if self._unused:

@@ -105,10 +105,10 @@ class StepModel:
             cache_dtype = "float32" if weights_dtype == "float32" else "bfloat16"
         kept = key_heads // len(place.group), head_size, cache_dtype, self._device
         self._new_pages = lambda pages: new_pages(pages, *kept)
-        self.page_bytes = sum(
-            tensor.nelement() * tensor.element_size() * len(place.group) * len(blocks)
-            for tensor in self._new_pages(1)
-        )
+        numbers = sum(tensor.nelement() for tensor in self._new_pages(1))
+        # Of all processes together, which may share a machine's memory.
+        numbers *= len(place.group) * len(blocks)
+        self.page_bytes = numbers * (4 if cache_dtype == "float32" else 2)
         self.bytes_per_token = self.page_bytes // PAGE
         rows, self._width = head.shape
         # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
@@ -125,7 +125,7 @@ class StepModel:
         declared = dist.get_nd_sbp([flow.sbp.broadcast, ROWS])
         last_stage = dist.get_layer_placement(-1)
         head = head.detach().to_global(placement=last_stage, sbp=declared).to_local()
-        self._head = local.head(head.numpy()) if place.is_last_stage else None
+        self._head = local.head(head.numpy())
 
     def _layer(self, block: Any, local: LocalLayers) -> DecoderLayer:
         """What computes a block."""
@@ -156,10 +156,10 @@ class StepModel:
         """The step that reads the next tokens, at least one, of each sequence, by its number, and
         gives the logits after the last one. Raises NoPagesError before anything has changed."""
         pages = cache.pages
-        needed = sum(pages.pages_needed(number, len(tokens)) for number, tokens in rows)
+        needed = pages.pages_needed({number: len(tokens) for number, tokens in rows})
         if needed > pages.free:
             raise NoPagesError(
-                f"the key-value cache has {pages.free} pages left, and the next tokens need {needed}"
+                f"the key-value cache has {pages.free} pages left and the next tokens need {needed}"
             )
         positions = []
         for number, tokens in rows:

@@ -8,7 +8,6 @@ bias, activation, residual) along.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -68,7 +67,7 @@ class Norm:
 
 
 def activate(x: flow.Tensor, activation: str) -> flow.Tensor:
-    """"relu", "gelu" or "gelu_tanh" of x; x itself for ""."""
+    """ReLU or a GELU of x, by the names that `packed_linear` has; x itself for ""."""
     if activation in ("gelu", "gelu_tanh"):
         return flow._C.gelu_with_approximate(x, "tanh" if activation == "gelu_tanh" else "none")
     return flow.relu(x) if activation == "relu" else x
