@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from oneflow_accel import machine
 from oneflow_accel.errors import UserError
@@ -98,6 +98,12 @@ class StepModel:
         weights_dtype: WeightsDtype = "float32",
         cache_dtype: CacheDtype | None = None,
     ) -> None:
+        for name, value, kinds in (
+            ("weights_dtype", weights_dtype, get_args(WeightsDtype)),
+            ("cache_dtype", cache_dtype, (*get_args(CacheDtype), None)),
+        ):
+            if value not in kinds:
+                raise UserError(f"{name} {value!r}: choose one of {', '.join(filter(None, kinds))}")
         self.vocab_size, self.max_positions = options.real_vocabulary, options.max_seq_length
         self._place = place = Place.current()
         self._device = dist.get_backend().device()

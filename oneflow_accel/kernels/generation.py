@@ -227,54 +227,23 @@ class PackedLinear:
         activation: str = "",
         gate: bool = False,
     ) -> None:
-        scales = None
-        if dtype == "int8":
-            weight, scales = _quantised(weight)
-        self._set(weight, scales, bias, dtype, device, "swiglu" if gate else activation)
-
-    @classmethod
-    def of_quantised(
-        cls,
-        weight: np.ndarray,
-        scales: np.ndarray,
-        bias: np.ndarray | None,
-        device: flow.device,
-        *,
-        activation: str = "",
-        gate: bool = False,
-    ) -> PackedLinear:
-        """The same of int8 weights (out, in), -127 to 127, and their scales (out,) float32."""
-        made = cls.__new__(cls)
         activation = "swiglu" if gate else activation
-        made._set(weight.astype(np.float32), scales, bias, "int8", device, activation)
-        return made
-
-    def _set(
-        self,
-        weight: np.ndarray,
-        scales: np.ndarray | None,
-        bias: np.ndarray | None,
-        dtype: str,
-        device: flow.device,
-        activation: str,
-    ) -> None:
         values, (outputs, inputs) = _VALUES[dtype], weight.shape
         self._settings = {"values": values, "outputs": outputs, "activation": activation}
         self._weight = self._scales = self._bias = None
         if bias is not None:
             self._bias = flow.tensor(_rows_of_panels(bias, activation), device=device)
         weight = _rows_of_panels(weight, activation)
-        if scales is not None:
-            scales = _rows_of_panels(scales, activation)
         self._panels = None
         # For good: choosing takes longer than starting the operator.
         self._run = packed_linear.choose(flow.zeros(1, inputs, device=device))
         if self._run is packed_linear.reference:
             # It would unpack the panels each time.
-            weight = rounded(weight, dtype) if scales is None else weight * scales[:, None]
-            self._weight = flow.tensor(weight, device=device)
+            self._weight = flow.tensor(rounded(weight, dtype), device=device)
+            use_huge_pages(self._weight)
             return
-        if scales is not None:
+        if dtype == "int8":
+            weight, scales = _quantised(weight)
             self._scales = flow.tensor(scales, device=device)
             weight = (weight + _ZERO).astype(np.uint8)
         elif dtype == "bfloat16":

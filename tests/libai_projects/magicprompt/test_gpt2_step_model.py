@@ -168,6 +168,12 @@ def test_what_does_not_exist_is_an_error(
         stepper.step(np.array(ids), np.array(positions), None, stepper.start(1))
 
 
+def test_a_dtype_that_does_not_exist_is_an_error() -> None:
+    for wrong in ({"weights_dtype": "float16"}, {"cache_dtype": "int8"}):
+        with pytest.raises(UserError, match=r"float16.*float32, bfloat16, int8|int8.*, bfloat16$"):
+            GPT2StepModel(make(STATE, SHAPE), **wrong)
+
+
 def test_shapes_that_do_not_fit_are_an_error(stepper: GPT2StepModel) -> None:
     one = np.zeros((1, 1), dtype=np.int64)
     with pytest.raises(ValueError, match="ids of"):

@@ -101,16 +101,6 @@ def test_the_norm_before_a_product(kind: str, dtype: str, way: str) -> None:
     assert_close(found, expected, reduced=96, override=most, reason="numbers on the border")
 
 
-@ways
-def test_stored_whole_numbers_are_what_they_came_from(way: str) -> None:
-    weight, x = random(70, 100), flow.tensor(random(2, 100))
-    numbers, scales = whole_numbers(weight)
-    with disabled("packed_linear") if way == "plain" else nullcontext():
-        stored = PackedLinear.of_quantised(numbers.astype(np.int8), scales[:, 0], None, CPU)
-        made = PackedLinear(weight, None, "int8", CPU)
-    np.testing.assert_array_equal(stored(x).numpy(), made(x).numpy())
-
-
 def rotated(x: np.ndarray, angles: np.ndarray, interleaved: bool) -> np.ndarray:
     size = x.shape[-1]
     index = np.arange(size).reshape(-1, 2) if interleaved else np.arange(size).reshape(2, -1).T
