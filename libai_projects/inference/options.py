@@ -116,7 +116,7 @@ class Command(Flags):
     merges_file: str | None = flag(None, "FILE")
     "merges.txt of the tokenizer (default: $MAGICPROMPT_MERGES, else likewise)"
     tokenizer: str | None = flag(None, "PATH")
-    """a Llama's tokenizer.json or tokenizer.model, or the folder it is in (default:
+    """tokenizer.json or tokenizer.model, or the folder it is in (default: for a Llama
     $LLAMA_TOKENIZER, else the one beside a Hugging Face model)"""
     device: str | None = flag(None, "NAME")
     "device (default: $ONEFLOW_ACCEL_DEVICE, else the best)"

@@ -27,6 +27,7 @@ from libai_projects.inference.options import MODES, check_stages, choose_layout
 from libai_projects.inference.text_pipeline import TextPipeline, Words
 from libai_projects.models.families import family_of
 from libai_projects.models.step_model import StepModel
+from libai_projects.text.tokenizer import open_tokenizer
 from libai_projects.weights import monarch
 from libai_projects.weights.libai_checkpoints import detect_mode, find_model
 from libai_projects.weights.table import initial_weights
@@ -145,6 +146,13 @@ PADDED_TO = 8
 
 def _tokenizer(cfg: DictConfig, given: dict[str, str | None], model: Path | None) -> object:
     files = cfg.tokenization.tokenizer
+    if "vocab_file" in files and not (given["vocab_file"] or given["merges_file"]):
+        # GPT-2's, for which a tokenizer.json does as well.
+        path, lacking = given["path"], not Path(files.vocab_file).exists()
+        if lacking and model is not None and not (model / "vocab.json").exists():
+            path = path or (str(model) if (model / "tokenizer.json").is_file() else None)
+        if path is not None:
+            return open_tokenizer(path)
     for key, path in given.items():
         if key not in files:
             if path is not None:

@@ -12,7 +12,6 @@ the residual too, and gives residual + dropout(product + bias), whole.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -118,6 +117,17 @@ def loss_of_tokens(
     return {"lm_loss": losses.sum() / (count + (count == 0.0).to(count.dtype))}
 
 
+class Head(nn.Module):
+    """The weight of the logits, split over the vocabulary, on the last stage, of a model that does
+    not take the token embedding for it."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        over_rows = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)])
+        place = {"placement": dist.get_layer_placement(-1), "sbp": over_rows}
+        self.weight = nn.Parameter(flow.empty((vocab_size, hidden_size), **place))
+
+
 def set_stages(model: nn.Module, first: type[nn.Module], norm: nn.Module, last: Any) -> None:
     """Say to LiBai's graphs on which pipeline stage each part is: those of type `first` are on the
     first one, blocks on their layer's, `norm` and those of types `last` on the last."""
@@ -162,24 +172,24 @@ def causal_attention(
     dropout: nn.Dropout,
     *,
     fused: bool,
+    scale: float,
     layer_scale: int = 1,
 ) -> flow.Tensor:
-    """dropout(softmax(q k^T / sqrt(head size))) v, operator by operator (Vaswani et al. 2017).
+    """dropout(softmax(scale q k^T)) v, operator by operator (Vaswani et al. 2017).
 
     Tensors are (batch, heads, time, head size), global. With `fused` one operator scales, masks,
     normalizes and drops. The scores are divided by `layer_scale` inside the product and multiplied
     after it: the same function, for the range of half precision.
     """
-    scale = float(layer_scale)
-    factor = 1.0 / (math.sqrt(query.shape[-1]) * scale)
-    scores = flow.matmul(query, key, transpose_b=True, alpha=factor)
+    scores = flow.matmul(query, key, transpose_b=True, alpha=scale / layer_scale)
+    back = float(layer_scale)
     if not fused:
-        weights = dropout(causal_softmax(scores, scale))
+        weights = dropout(causal_softmax(scores, back))
     elif is_active(dropout):
-        weights = fused_causal_softmax_dropout(scores, scale, dropout)
+        weights = fused_causal_softmax_dropout(scores, back, dropout)
     else:
         seen = _causal_mask(scores)
-        weights = flow._C.fused_scale_mask_softmax(scores, seen, fill_value=HIDDEN, scale=scale)
+        weights = flow._C.fused_scale_mask_softmax(scores, seen, fill_value=HIDDEN, scale=back)
     return flow.matmul(weights, value)
 
 

@@ -79,8 +79,8 @@ def rounded(weight: np.ndarray, dtype: str) -> np.ndarray:
         return weight
     if dtype == "bfloat16":
         return (_bfloat16_bits(weight).astype(np.uint32) << 16).view(np.float32)
-    quantised, scales = _quantised(weight)
-    return quantised * scales[..., None]
+    whole, scales = quantised(weight)
+    return whole * scales[..., None]
 
 
 def _bfloat16_bits(x: np.ndarray) -> np.ndarray:
@@ -90,10 +90,12 @@ def _bfloat16_bits(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), 0x7FC0, nearest).astype(np.uint16)
 
 
-def _quantised(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers from -127 to 127, float32, and the scale of each output, (..., out)."""
-    largest = np.abs(weight).max(-1)
-    scales = np.where(largest == 0, 1, largest / np.float32(127)).astype(np.float32)
+def quantised(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers from -127 to 127, float32, of a float32 weight (..., out, in), and the float32
+    scale of each output, (..., out): its largest magnitude / 127, or 1 where that is 0. Halves are
+    rounded to even. Of numbers times scales it gives the same ones again, to the last bit."""
+    scales = np.abs(weight).max(-1) / np.float32(127)
+    scales[scales == 0] = 1
     return np.rint(weight / scales[..., None]), scales
 
 
@@ -101,16 +103,13 @@ def _rounded_rows(x: flow.Tensor, values: int) -> flow.Tensor:
     """Activations as they meet weights of which `values` are in a word."""
     if values == 1:
         return x
+    # On the host: not every device has a kernel that rounds.
+    rows = x.detach().numpy()
     if values == 2:
-        return x.to(flow.bfloat16).to(flow.float32)
-    rows, inputs = x.shape
-    missing = -inputs % _GROUP
-    groups = (flow.nn.functional.pad(x, (0, missing)) if missing else x).reshape(rows, -1, _GROUP)
-    largest = flow.amax(flow.abs(groups), -1, keepdim=True)
-    # 0 where the whole group is.
-    nothing = (largest == 0).to(flow.float32)
-    whole = flow.round(groups * ((1 - nothing) * 127 / (largest + nothing)))
-    return (whole * (largest / 127)).reshape(rows, -1).narrow(1, 0, inputs)
+        return flow.tensor(rounded(rows, "bfloat16"), device=x.device)
+    groups = np.pad(rows, ((0, 0), (0, -rows.shape[1] % _GROUP))).reshape(len(rows), -1, _GROUP)
+    whole = rounded(groups, "int8").reshape(len(rows), -1)[:, : rows.shape[1]]
+    return flow.tensor(np.ascontiguousarray(whole), device=x.device)
 
 
 def _multiply(
@@ -243,7 +242,7 @@ class PackedLinear:
             use_huge_pages(self._weight)
             return
         if dtype == "int8":
-            weight, scales = _quantised(weight)
+            weight, scales = quantised(weight)
             self._scales = flow.tensor(scales, device=device)
             weight = (weight + _ZERO).astype(np.uint8)
         elif dtype == "bfloat16":

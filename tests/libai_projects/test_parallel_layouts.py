@@ -64,6 +64,7 @@ def dropped(config: dict[str, Any], **case: Any) -> dict[str, Any]:
 
 
 TIED = {"tie_word_embeddings": True}
+OTHER = {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}
 OVER_TIME = {"sequence_parallel": True}
 FIRST = {"sequence_first": True}
 FUSED = {"bias_gelu_fusion": True, "bias_dropout_fusion": True, "scale_mask_softmax_fusion": True}
@@ -76,6 +77,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "gpt2, graph": gpt2(graph=True, accumulation=4, checkpointing=True, evaluate=True),
         "gpt2, unfused": gpt2(config=UNFUSED),
         "gpt2, softmax fused": gpt2(config=APART),
+        "other gpt2": gpt2(config=OTHER),
         "dropout": dropped(DROPOUT),
         "dropout, again": dropped(DROPOUT),
         "another seed": {**dropped(DROPOUT), "seed": 6},
@@ -98,6 +100,8 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
     },
     2: {
         "gpt2, graph, pipeline": gpt2(pipeline=2, **OVERLAPPED),
+        "other gpt2, graph, pipeline": gpt2(pipeline=2, config=OTHER, **OVERLAPPED),
+        "other gpt2, tensor, padded": gpt2(tensor=2, config={**OTHER, **PADDED}),
         "gpt2, sharded": gpt2(data=2, sharded={}, evaluate=True),
         "gpt2, sharded, weights kept": gpt2(data=2, sharded=KEPT),
         "gpt2, sharded flat": gpt2(data=2, sharded={"flatten": True}),

@@ -5,7 +5,6 @@ Parameter names and shapes are those of LiBai 0.1.1's GPT, so that its checkpoin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +32,7 @@ from libai_projects.models.decoder import DecoderLayer, LocalEmbedding, LocalLay
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.options import ACTIVATIONS, GPT2Options
 from libai_projects.models.layers import (
+    Head,
     QueryKeyValue,
     causal_attention,
     column_linear,
@@ -103,6 +103,7 @@ class SelfAttention(nn.Module):
         self.num_heads, self.head_size = options.num_attention_heads, options.head_size
         self.fused_attention = bool(options.attention_fusion)
         self.fused_softmax = bool(options.scale_mask_softmax_fusion)
+        self.scale = options.scale_of(layer_idx)
         self.layer_scale = layer_idx + 1 if options.apply_query_key_layer_scaling else 1
         if QKV in parts:
             self.query_key_value = QueryKeyValue(
@@ -122,16 +123,18 @@ class SelfAttention(nn.Module):
             packed = (*qkv.shape[:2], self.num_heads, 3, self.head_size)
             parts = qkv.reshape(*packed).transpose(2, 3)
             drop = {"dropout": self.dropout.p, "seed": draw_seed(qkv)} if dropped else {}
-            context = packed_attention(parts, self.num_heads, causal=True, **drop)
+            context = packed_attention(parts, self.num_heads, causal=True, scale=self.scale, **drop)
             return self.dense(context, residual)
         query, key, value = flow._C.chunk(split_heads(qkv, 3 * self.head_size), 3, 3)
-        fused, scale = self.fused_softmax, self.layer_scale
-        context = causal_attention(query, key, value, self.dropout, fused=fused, layer_scale=scale)
+        scales = {"scale": self.scale, "layer_scale": self.layer_scale}
+        context = causal_attention(
+            query, key, value, self.dropout, fused=self.fused_softmax, **scales
+        )
         return self.dense(merge_heads(context), residual)
 
 
 class FeedForward(nn.Module):
-    """hidden -> ffn_hidden, GELU, -> hidden, added to the residual."""
+    """hidden -> ffn_hidden, GELU or ReLU, -> hidden, added to the residual."""
 
     def __init__(self, options: GPT2Options, *, layer_idx: int) -> None:
         super().__init__()
@@ -152,6 +155,8 @@ class FeedForward(nn.Module):
         if isinstance(inner, tuple):
             product, bias = inner
             inner = flow._C.fused_bias_add_gelu(product, bias, axis=product.ndim - 1)
+        elif self.approximate is None:
+            inner = flow.relu(inner)
         else:
             inner = flow._C.gelu_with_approximate(inner, self.approximate)
         return self.dense_4h_to_h(inner, residual)
@@ -208,10 +213,17 @@ class GPT2Model(nn.Module):
         self.options = cfg
         self.embeddings = GPT2Embedding(cfg)
         self.transformer = Transformer(cfg)
-        self.lm_head = LMLogits(cfg.vocab_size, bias=False)
+        self.logits = LMLogits(cfg.vocab_size, bias=False)
+        if not cfg.tie_word_embeddings:
+            self.lm_head = Head(cfg.vocab_size, cfg.hidden_size)
         parameters = dict(self.named_parameters())
         for name, array in initial_weights(GPT2, vars(cfg), flow.initial_seed()):
             set_value(parameters[name.removeprefix(GPT2.prefix)], array)
+
+    def head_weight(self) -> flow.Tensor:
+        """(vocab_size, hidden), what makes logits of the last norm's output."""
+        tied = self.options.tie_word_embeddings
+        return self.embeddings.token_embeddings.weight if tied else self.lm_head.weight
 
     def forward(self, input_ids: flow.Tensor) -> flow.Tensor:
         """(batch, time) int64 on the first stage, sbp [S(0), B], to logits of every position.
@@ -221,7 +233,7 @@ class GPT2Model(nn.Module):
         """
         require_positions(input_ids.shape[1], self.options.max_seq_length)
         hidden = self.transformer(self.embeddings(input_ids))
-        logits = self.lm_head(hidden, self.embeddings.token_embeddings.weight)
+        logits = self.logits(hidden, self.head_weight())
         return without_padding(logits, self.options.real_vocabulary)
 
 
@@ -262,7 +274,7 @@ class GPT2ForPreTraining(nn.Module):
     @staticmethod
     def set_pipeline_stage_id(model: nn.Module) -> None:
         norm = model.GPT_model.transformer.layernorm_f
-        set_stages(model, GPT2Embedding, norm, (LMLogits, TokenLosses))
+        set_stages(model, GPT2Embedding, norm, (LMLogits, Head, TokenLosses))
 
 
 class GPT2StepModel(StepModel):
@@ -275,7 +287,7 @@ class GPT2StepModel(StepModel):
         super().__init__(
             blocks=gpt.transformer.layers,
             norm=gpt.transformer.layernorm_f,
-            head=gpt.embeddings.token_embeddings.weight,
+            head=gpt.head_weight(),
             options=options,
             key_heads=options.num_attention_heads,
             head_size=options.head_size,
@@ -307,5 +319,5 @@ class GPT2StepModel(StepModel):
             inner=local.column(mlp.dense_h_to_4h, activation=self._options.activation),
             outer=local.row(mlp.dense_4h_to_h),
             heads=self._options.num_attention_heads // len(local.place.group),
-            scale=1.0 / math.sqrt(size),
+            scale=self._options.scale_of(block.layer_idx),
         )

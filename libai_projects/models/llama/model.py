@@ -29,6 +29,7 @@ from oneflow import nn
 
 from libai_projects.models.decoder import DecoderLayer, LocalEmbedding, LocalLayers
 from libai_projects.models.layers import (
+    Head,
     Pair,
     drawn_later,
     is_active,
@@ -261,6 +262,11 @@ class LlamaModel(nn.Module):
         for name, array in initial_weights(LLAMA, vars(cfg), flow.initial_seed()):
             set_value(parameters[name.removeprefix(LLAMA.prefix)], array)
 
+    def head_weight(self) -> flow.Tensor:
+        """(vocab_size, hidden), what makes logits of the last norm's output."""
+        tied = self.options.tie_word_embeddings
+        return self.token_embeddings.weight if tied else self.lm_head.weight
+
     def forward(
         self, input_ids: flow.Tensor, segments: flow.Tensor | None = None
     ) -> tuple[flow.Tensor, flow.Tensor]:
@@ -282,9 +288,7 @@ class LlamaModel(nn.Module):
         if options.sequence_first:
             x = x.transpose(0, 1)
         x = x.to_global(sbp=dist.get_hidden_sbp())
-        tied = options.tie_word_embeddings
-        head = self.token_embeddings.weight if tied else self.lm_head.weight
-        return x, head.to_global(placement=x.placement)
+        return x, self.head_weight().to_global(placement=x.placement)
 
     def _angles(self, time: int, layer: int) -> Pair:
         """Cosines and sines (time, head size / 2) where `layer` is, the first of its stage."""
@@ -311,16 +315,6 @@ class LlamaModel(nn.Module):
     @staticmethod
     def _names(layer: int) -> tuple[str, str]:
         return f"cosines_{layer}", f"sines_{layer}"
-
-
-class Head(nn.Module):
-    """The weight of the logits, split over the vocabulary, on the last stage."""
-
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
-        super().__init__()
-        over_rows = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)])
-        place = {"placement": dist.get_layer_placement(-1), "sbp": over_rows}
-        self.weight = nn.Parameter(flow.empty((vocab_size, hidden_size), **place))
 
 
 class LlamaForPreTraining(nn.Module):
@@ -395,11 +389,10 @@ class LlamaStepModel(StepModel):
         self._rotary = llama.rotary
         self.shares_prefixes = not llama.rotary.varies(options.max_seq_length)
         self._table: tuple[np.ndarray, np.ndarray] | None = None
-        tied = options.tie_word_embeddings
         super().__init__(
             blocks=llama.layers,
             norm=llama.norm,
-            head=llama.token_embeddings.weight if tied else llama.lm_head.weight,
+            head=llama.head_weight(),
             options=options,
             key_heads=options.num_key_value_heads,
             head_size=options.head_size,
