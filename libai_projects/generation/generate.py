@@ -36,7 +36,7 @@ from libai_projects.generation.sequences import (
 _SCORE_BYTES = 24
 
 
-# Told the number of a sequence, its new token and, with `logprobs`, the token's score; True ends it.
+# Told the number of a sequence, its new token and, with `logprobs`, its score; True ends it.
 OnToken = Callable[[int, int, "TokenScore | None"], "bool | None"]
 
 

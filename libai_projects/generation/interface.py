@@ -53,24 +53,17 @@ class StepModel(Protocol):
 
 
 class PagedModel(StepModel, Protocol):
-    """A decoder that reads tokens of many sequences at once, each of its own length; see
-    `models.step_model`. `page_bytes` is the memory of a page of the cache, `shares_prefixes` whether
-    sequences that begin alike have the same keys and values there."""
+    """One that reads tokens of many sequences at once, each of its own length; for what these are
+    see `models.step_model` and `models.pages`, of which a cache has its `PagedCache` as `pages`."""
 
     page_bytes: int
     shares_prefixes: bool
 
-    def new_cache(self, pages: int | None = None) -> Cache:
-        """An empty cache of at most so many pages, with `pages`, a `models.pages.PagedCache`."""
-        ...
+    def new_cache(self, pages: int | None = None) -> Cache: ...
 
-    def plan(self, cache: Cache, rows: Sequence[tuple[int, Sequence[int]]]) -> Any:
-        """The `models.pages.Step` that reads the next tokens of each sequence, by its number."""
-        ...
+    def plan(self, cache: Cache, rows: Sequence[tuple[int, Sequence[int]]]) -> Any: ...
 
-    def run(self, step: Any, cache: Cache) -> np.ndarray:
-        """(R, vocab_size) float32 logits of a step, the same on every process."""
-        ...
+    def run(self, step: Any, cache: Cache) -> np.ndarray: ...
 
 
 class ModelState:

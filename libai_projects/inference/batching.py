@@ -79,20 +79,22 @@ class Batcher:
     def __init__(self, model: PagedModel, most_texts: int) -> None:
         self._model, self._most_texts = model, most_texts
         self.groups: list[Group] = []
-        self.tokens = self.prompt_tokens = 0
-        """Chosen and read since this was made."""
+        # Read and chosen so far.
+        self.prompt_tokens = self.tokens = 0
         longest = -(-model.max_positions // PAGE)
         free, pages = model.free_memory(), most_texts * longest
         if free is not None:
             # The other half is for what the steps themselves need, and for requests that run alone.
             pages = min(pages, free // 2 // max(1, model.page_bytes))
         self.capacity = max(longest, pages)
+        # Of the step that was planned last: who has how many of its sequences.
+        self._parts: list[tuple[Group, int]] = []
         self._cache: Cache = model.new_cache(self.capacity)
 
     @property
     def texts(self) -> int:
-        return sum(len(group.numbers) if not group.is_reading else group.texts
-                   for group in self.groups)  # fmt: skip
+        """How many are read or written now."""
+        return sum(each.texts if each.is_reading else len(each.numbers) for each in self.groups)
 
     def check(self, groups: Sequence[Group]) -> None:
         """A UserError if there can never be room for these at once."""
@@ -154,13 +156,12 @@ class Batcher:
         """The next step: a token of each text, and of the prompts a chunk."""
         rows: list[tuple[int, list[int]]] = []
         readers = [group for group in self.groups if group.is_reading]
-        left = CHUNK
-        self._parts: list[tuple[Group, int]] = []
+        left, self._parts = CHUNK, []
         for group in self.groups:
             if not group.is_reading:
-                rows += [(number, [token]) for number, token in
-                         zip(group.numbers, group.tokens.tolist(), strict=True)]  # fmt: skip
-                self._parts.append((group, len(group.numbers)))
+                tokens = group.tokens[:, None].tolist()
+                rows += zip(group.numbers, tokens, strict=True)
+                self._parts.append((group, len(tokens)))
                 continue
             # Who came first may take the chunk, but leaves half of it to those behind.
             most = left if group is readers[-1] else -(-left // 2)

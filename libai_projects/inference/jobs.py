@@ -1,4 +1,4 @@
-"""One queue of requests and one worker that runs them, many at once, on one process or on several."""
+"""One queue of requests and one worker that runs them, many at once, on one or more processes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from oneflow_accel import distributed
@@ -61,6 +62,8 @@ class Job:
     texts: Future[list[GeneratedText]] = field(default_factory=Future)
     first_token: float | None = None
     last_token: float | None = None
+    # Of each prompt, once the worker has looked at it; none if the job runs alone.
+    groups: list[Group] = field(default_factory=list)
 
     def reason_to_stop(self) -> str | None:
         if self.cancelled.is_set():
@@ -84,58 +87,48 @@ class Job:
             self.texts.set_exception(error)
 
 
-class _Request:
-    """A job whose texts are written beside those of others. Raises UserError where it cannot be."""
+def _groups(job: Job, engine: TextPipeline, options: GenerationOptions) -> list[Group]:
+    """What becomes of a job beside others, one for each prompt; UserError where nothing can."""
+    seeds, found = options.seed, dict[int, list[GeneratedText]]()
+    if isinstance(seeds, int):
+        seeds = tuple(range(seeds, seeds + len(job.prompts)))
+    if len(seeds) != len(job.prompts):
+        raise UserError(f"{len(seeds)} seeds were given for {len(job.prompts)} prompts")
 
-    def __init__(self, job: Job, engine: TextPipeline, options: GenerationOptions) -> None:
-        self.job = job
-        self._engine, self._options = engine, options
-        seeds = options.seed
-        if isinstance(seeds, int):
-            seeds = tuple(range(seeds, seeds + len(job.prompts)))
-        if len(seeds) != len(job.prompts) or not seeds:
-            raise UserError(f"{len(seeds)} seeds were given for {len(job.prompts)} prompts")
-        self._texts: list[list[GeneratedText] | None] = [None] * len(job.prompts)
-        self.groups = [self._group(number, seed) for number, seed in enumerate(seeds)]
-
-    def _group(self, number: int, seed: int) -> Group:
-        job, engine, options = self.job, self._engine, self._options
-        prompt, texts = job.prompts[number], dict[int, TextOf]()
-
+    def group(number: int) -> Group:
+        @cache
         def text(index: int) -> TextOf:
-            if index not in texts:
-                texts[index] = TextOf(
-                    engine.tokenizer,
-                    number * options.num_return_sequences + index,
-                    engine.text_of(prompt),
-                    stops=options.stop_strings,
-                    keeps_stop=job.keeps_stop,
-                    on_piece=job.on_text,
-                )
-            return texts[index]
+            return TextOf(
+                engine.tokenizer,
+                number * options.num_return_sequences + index,
+                engine.text_of(job.prompts[number]),
+                stops=options.stop_strings,
+                keeps_stop=job.keeps_stop,
+                on_piece=job.on_text,
+            )
 
         def on_token(index: int, token: int, score: TokenScore | None) -> bool:
             job.last_token = time.monotonic()
             job.first_token = job.first_token or job.last_token
             return text(index).feed(token, score)
 
-        def on_end(found: list[GeneratedSequence] | Exception) -> None:
+        def on_end(sequences: list[GeneratedSequence] | Exception) -> None:
             try:
-                if isinstance(found, Exception):
-                    raise found
-                answers = []
-                for index, sequence in enumerate(found):
-                    sequence.prompt = number
-                    why = sequence.finish_reason
-                    answers.append(engine.result(job.prompts, sequence, text(index), why, options))
-                self._texts[number] = answers
-                if all(each is not None for each in self._texts):
-                    job.finish([each for answers in self._texts for each in answers or ()])
+                if isinstance(sequences, Exception):
+                    raise sequences
+                found[number] = [
+                    engine.result(job.prompts, number, sequence, text(index), options)
+                    for index, sequence in enumerate(sequences)
+                ]
+                if len(found) == len(job.prompts):
+                    job.finish([each for _, texts in sorted(found.items()) for each in texts])
             except Exception as error:
                 job.fail(error)
 
-        own = options.replace(seed=seed, stop_strings=())
-        return Group(engine.model, engine.encode(prompt), own, on_token, on_end)
+        own = options.replace(seed=seeds[number], stop_strings=())
+        return Group(engine.model, engine.encode(job.prompts[number]), own, on_token, on_end)
+
+    return [group(number) for number in range(len(job.prompts))]
 
 
 def _unfinished(reason: str) -> NoTextsError:
@@ -158,10 +151,9 @@ class Worker:
         self.engine = engine
         self._batcher = Batcher(engine.model, most_texts)
         self._queue_length = queue_length
-        # Those that wait, the first of them once it has been looked at, and those that run.
+        # Those that wait, those that run beside each other, and one that runs alone.
         self._jobs: deque[Job] = deque()
-        self._first: _Request | None = None
-        self._requests: list[_Request] = []
+        self._running: list[Job] = []
         self._alone: Job | None = None
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -175,7 +167,7 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        return self._alone is not None or bool(self._requests)
+        return self._alone is not None or bool(self._running)
 
     @property
     def texts(self) -> int:
@@ -219,9 +211,8 @@ class Worker:
             for job in self._jobs:
                 job.fail(NoTextsError("closed", _CLOSED))
             self._jobs.clear()
-        for job in [request.job for request in self._requests] + [self._alone]:
-            if job is not None:
-                job.fail(error)
+        for job in filter(None, [*self._running, self._alone]):
+            job.fail(error)
 
     def run(self) -> None:
         """Work until `close`; on ranks other than 0, until rank 0 says so."""
@@ -240,7 +231,7 @@ class Worker:
         while True:
             self._sweep()
             self._begin()
-            if self._requests:
+            if self._running:
                 self._step()
                 spoke = time.monotonic()
                 continue
@@ -265,20 +256,20 @@ class Worker:
                 job.fail(_unfinished(reason))
             elif refused:
                 job.fail(NoTextsError("closed", _CLOSED))
-        for request in self._requests:
-            reason = self._reason_to_stop(request.job)
-            if reason is not None and request.job.first_token is None:
-                request.job.fail(_unfinished(reason))
-            for group in request.groups if reason is not None else ():
+        for job in self._running:
+            if (reason := self._reason_to_stop(job)) is None:
+                continue
+            if job.first_token is None:
+                job.fail(_unfinished(reason))
+            for group in job.groups:
                 self._batcher.end(group, reason)
         self._drop_done()
 
     def _drop_done(self) -> None:
-        for request in self._requests:
-            if request.job.texts.done():
-                for group in request.groups:
-                    self._batcher.remove(group)
-        self._requests = [each for each in self._requests if not each.job.texts.done()]
+        for job in self._running:
+            for group in job.groups if job.texts.done() else ():
+                self._batcher.remove(group)
+        self._running = [job for job in self._running if not job.texts.done()]
         with self._changed:
             self._jobs = deque(job for job in self._jobs if not job.texts.done())
             self._changed.notify_all()
@@ -286,28 +277,23 @@ class Worker:
     def _begin(self) -> None:
         """Begin with the jobs that have waited longest, as far as there is room."""
         while self._jobs:
-            job, first = self._jobs[0], self._first
+            job = self._jobs[0]
             try:
-                if first is None or first.job is not job:
-                    options = self.engine.check_options(job.options)
-                    first = _Request(job, self.engine, options) if is_batched(options) else None
-                    if first is not None:
-                        self._batcher.check(first.groups)
-                    self._first = first
-                if first is not None and not self._batcher.add(first.groups):
+                options = self.engine.check_options(job.options)
+                if not job.groups and is_batched(options):
+                    job.groups = _groups(job, self.engine, options)
+                    self._batcher.check(job.groups)
+                if job.groups and not self._batcher.add(job.groups):
                     return
             except Exception as error:
                 job.fail(error)
-            self._leave_queue(job)
-            if first is None and not job.texts.done():
+            with self._changed:
+                self._jobs.popleft()
+                self._changed.notify_all()
+            if job.groups and not job.texts.done():
+                self._running.append(job)
+            elif not job.texts.done():
                 self._lead(job)
-            elif first is not None and not job.texts.done():
-                self._requests.append(first)
-
-    def _leave_queue(self, job: Job) -> None:
-        with self._changed:
-            self._jobs.remove(job)
-            self._changed.notify_all()
 
     def _step(self) -> None:
         """The next token of each text."""

@@ -46,14 +46,15 @@ _Count = Annotated[int, Field(ge=1)]
 
 def _prompts(value: Any) -> list[Prompt]:
     """One or several: texts, or lists of token ids."""
-    is_one = isinstance(value, str) or (isinstance(value, list) and type(next(iter(value), 0)) is int)
-    prompts = [value] if is_one else value
-    if not isinstance(prompts, list) or not all(
-        isinstance(each, str) or (isinstance(each, list) and each and {*map(type, each)} == {int})
-        for each in prompts
-    ):
-        raise ValueError("must be a text, a list of token ids, or a list of such")
-    return prompts
+    def is_prompt(value: Any) -> bool:
+        is_ids = isinstance(value, list) and {type(each) for each in value} == {int}
+        return is_ids or isinstance(value, str)
+
+    if is_prompt(value):
+        return [value]
+    if isinstance(value, list) and value and all(map(is_prompt, value)):
+        return value
+    raise ValueError("must be a text, a list of token ids, or a list of such")
 
 
 _STOP = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)

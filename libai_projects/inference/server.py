@@ -78,6 +78,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+
+
 def create_app(
     worker: Worker,
     limits: Limits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from oneflow_accel import distributed
@@ -142,16 +143,13 @@ class TextPipeline:
             criteria = (*chosen.stopping_criteria, _criterion(should_stop, reason))
             chosen = chosen.replace(stopping_criteria=criteria)
         ids = [self.encode(prompt) for prompt in prompts]
-        texts: dict[int, TextOf] = {}
+        say = on_text if distributed.is_main() and chosen.num_beams == 1 else None
 
+        @cache
         def text(index: int) -> TextOf:
-            if index not in texts:
-                before = self.text_of(prompts[index // chosen.num_return_sequences])
-                say = on_text if distributed.is_main() and chosen.num_beams == 1 else None
-                texts[index] = TextOf(
-                    self.tokenizer, index, before, stops=chosen.stop_strings, on_piece=say
-                )
-            return texts[index]
+            before = self.text_of(prompts[index // chosen.num_return_sequences])
+            stops = chosen.stop_strings
+            return TextOf(self.tokenizer, index, before, stops=stops, on_piece=say)
 
         generation = generate(
             _Agreed(self.model),
@@ -165,26 +163,26 @@ class TextPipeline:
             if chosen.num_beams > 1:
                 for token in sequence.new_tokens:
                     text(index).feed(token)
-            why = sequence.finish_reason
-            why = reason[0] if why == "criterion" and reason else why
-            found.append(self.result(prompts, sequence, text(index), why, chosen))
+            if sequence.finish_reason == "criterion" and reason:
+                sequence.finish_reason = reason[0]
+            found.append(self.result(prompts, sequence.prompt, sequence, text(index), chosen))
         return found
 
     def result(
         self,
         prompts: Sequence[Prompt],
+        number: int,
         sequence: GeneratedSequence,
         text: TextOf,
-        reason: str,
         options: GenerationOptions,
     ) -> GeneratedText:
-        """What is said of a sequence at its end, and to whoever hears its pieces."""
+        """What is said of a sequence that continues a prompt, at its end."""
         # The model's last position is an end by length, too.
-        reason = "length" if reason == "positions" else reason
+        reason = "length" if sequence.finish_reason == "positions" else sequence.finish_reason
         text.finish(reason)
         return GeneratedText(
-            prompt=sequence.prompt,
-            text=self.text_of(prompts[sequence.prompt]) + text.text,
+            prompt=number,
+            text=self.text_of(prompts[number]) + text.text,
             new_tokens=len(sequence.new_tokens),
             finish_reason=reason,
             added=text.text,

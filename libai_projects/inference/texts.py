@@ -121,7 +121,11 @@ class TextOf:
 
     def _add(self, new: str) -> None:
         text = self._held + new
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = []
+        for stop in self._stops:
+            # One that the prompt has whole is none.
+            at = text.find(stop, max(0, self._given + 1 - len(stop)))
+            found += [(at + len(stop), at)] if at >= 0 else []
         if found:
             # The first that is whole.
             end, begin = min(found)
@@ -142,7 +146,7 @@ class TextOf:
         self.text += text
         if self._on_piece is None:
             return
-        whole = reason is not None
-        ready = [each for each in self.scores[self._told :] if whole or each.offset < len(self.text)]
+        end = len(self.text) + (reason is not None)
+        ready = [score for score in self.scores[self._told :] if score.offset < end]
         self._told += len(ready)
         self._on_piece(Piece(self._index, text, ready, reason))

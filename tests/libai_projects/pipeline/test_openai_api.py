@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -203,6 +203,10 @@ def test_busy_and_failing_servers(serve: Callable) -> None:
             # Both go away, and leave their places.
             first.close()
             second.close()
+    end = time.monotonic() + 5
+    while running.worker.waiting or running.worker.busy:
+        assert time.monotonic() < end
+        time.sleep(0.01)
     assert client.completions.create(prompt="x", **GREEDY).choices[0].text == TEXT[:12]
     with pytest.raises(openai.APIStatusError, match="larger than 400 bytes") as caught:
         client.completions.create(model="fake", prompt="x" * 400)
@@ -249,7 +253,8 @@ def test_the_key(serve: Callable) -> None:
 
 def test_pages_of_other_servers(serve: Callable) -> None:
     origin = "https://prompts.example.com"
-    body, preflight = {"prompt": "a", "max_new_tokens": 2}, {"Access-Control-Request-Method": "POST"}
+    body = {"prompt": "a", "max_new_tokens": 2}
+    preflight = {"Access-Control-Request-Method": "POST"}
     off, on = serve().url, serve(allowed_origins=[origin]).url
     answer = CLIENT.options(f"{on}v1/completions", headers={"Origin": origin, **preflight})
     assert answer.status_code == 200

@@ -202,7 +202,7 @@ def main() -> None:
         "cases": cases,
         "stops": [stopped(model, prompt, stops) for stops in STOPS for prompt in PROMPTS],
     }
-    text = json.dumps(golden, separators=(",", ":")).replace('{"name"', '\n{"name"').replace('{"stop_strings"', '\n{"stop_strings"')
+    text = json.dumps(golden, separators=(",", ":")).replace('{"name"', '\n{"name"')
     (HERE / "transformers.json").write_text(text + "\n")
 
     values = torch.from_numpy(tiny_gpt2.scores(4, 3001))
@@ -253,7 +253,7 @@ def stopped(model: Any, prompt: list[int], stops: list[str]) -> dict[str, Any]:
         stop_strings=stops,
         tokenizer=tokenizer,
     )
-    return {"stop_strings": stops, "prompt": prompt, "sequence": output[0].tolist()}
+    return {"name": stops, "prompt": prompt, "sequence": output[0].tolist()}
 
 
 def run(
