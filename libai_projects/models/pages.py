@@ -29,7 +29,7 @@ class Step:
         positions: (T,) int32, the place of each in its sequence, from 0 on.
         sequences: (T,) int32, its row of `tables`.
         tables: (S, most pages) int32, the pages of each sequence, -1 after its last.
-        copies: (n, 2) int32, pages [from, to] to copy, in order, before anything else.
+        copies: (n, 2) int32, pages [from, to] to copy first; no page is in both columns.
         last: (R,) int64, of which of the T tokens logits are wanted.
     """
 
@@ -178,8 +178,8 @@ class PagedCache:
         return table
 
     def take_copies(self) -> np.ndarray:
-        """(n, 2) int32, pages [from, to] to copy in this order before the next token is written;
-        they are forgotten."""
+        """(n, 2) int32, pages [from, to] to copy before the next token is written and the next
+        sequence is released; they are forgotten."""
         copies, self._copies = self._copies, []
         return np.array(copies, np.int32).reshape(-1, 2)
 
