@@ -243,7 +243,7 @@ def stopped(model: Any, prompt: list[int], stops: list[str]) -> dict[str, Any]:
     """What is generated until a stop string is in the text."""
     vocabulary = {word: number for number, word in enumerate(tiny_gpt2.WORDS)}
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="ba"))
-    library.decoder = tokenizers.decoders.Fuse()
+    library.decoder = tokenizers.decoders.ByteLevel()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=library)
     output = model.generate(
         torch.tensor([prompt]),
