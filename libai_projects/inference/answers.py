@@ -8,8 +8,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 from oneflow_accel.errors import UserError
 
@@ -68,6 +67,10 @@ def error_response(
     return JSONResponse(body, status_code=status, headers={**(headers or {}), **more})
 
 
+# What a job says at last: its texts, or why there are none; before, its pieces.
+Event = Literal["start"] | Piece | list[GeneratedText] | NoTextsError
+
+
 class Answer:
     """What comes of a request: its job, which the worker runs in another thread, and what the job
     has said so far, for the server's loop. A subclass is one API's form of it."""
@@ -85,48 +88,33 @@ class Answer:
     ) -> None:
         self.streams = streams
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Piece | Future[list[GeneratedText]]] = asyncio.Queue()
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
         on_text = self._emit if streams else None
         self.job = Job(prompts, options, on_text, deadline, keeps_stop)
-        self.job.texts.add_done_callback(self._emit)
+        self.job.texts.add_done_callback(lambda end: self._emit(end.exception() or end.result()))
 
-    def head(self) -> Iterable[str]:
-        """What a stream begins with."""
-        return ()
-
-    def piece(self, piece: Piece) -> Iterable[str]:
-        raise NotImplementedError
-
-    def tail(self, texts: list[GeneratedText]) -> Iterable[str]:
-        """What a stream ends with."""
-        raise NotImplementedError
-
-    def broken(self, error: NoTextsError) -> str:
-        """What a stream without texts ends with."""
+    def lines(self, event: Event) -> Iterable[str]:
+        """What a stream says of an event; of "start" at its beginning."""
         raise NotImplementedError
 
     def body(self, texts: list[GeneratedText]) -> dict[str, Any]:
         """The whole answer; a NoTextsError where these are none."""
         raise NotImplementedError
 
-    def _emit(self, event: Piece | Future[list[GeneratedText]]) -> None:
+    def _emit(self, event: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
         except RuntimeError:
             logger.debug("the server's loop is closed; nobody waits for this text")
 
     async def stream(self) -> AsyncIterator[str]:
-        for text in self.head():
-            yield text
-        while isinstance(event := await self._events.get(), Piece):
-            for text in self.piece(event):
-                yield text
-        try:
-            last = list(self.tail(event.result()))
-        except NoTextsError as error:
-            last = [self.broken(error)]
-        for text in last:
-            yield text
+        event: Event = "start"
+        while True:
+            for line in self.lines(event):
+                yield line
+            if isinstance(event, list | NoTextsError):
+                return
+            event = await self._events.get()
 
     async def whole(self, request: Request) -> Response:
         while True:
@@ -137,7 +125,9 @@ class Answer:
                 if await request.is_disconnected():
                     self.job.cancelled.set()
         try:
-            return JSONResponse(self.body(event.result()))  # type: ignore[union-attr]
+            if isinstance(event, NoTextsError):
+                raise event
+            return JSONResponse(self.body(event))
         except NoTextsError as error:
             return error_response(request.url.path, _STATUS[error.kind], str(error))
 

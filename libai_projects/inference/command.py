@@ -448,9 +448,13 @@ def _standard_output() -> Iterator[Write]:
     # Half a surrogate pair (in an id) has no UTF-8 form, only an escape, which is JSON's.
     file = os.fdopen(own, "w", encoding="utf-8", errors="backslashreplace")
 
+    # Pieces come from the worker's thread, answers from another.
+    lock = threading.Lock()
+
     def write(value: Mapping[str, Any]) -> None:
-        file.write(json.dumps(value, ensure_ascii=False) + "\n")
-        file.flush()
+        with lock:
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            file.flush()
 
     try:
         yield write

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from flow_train.config.schema import Group
 from libai_projects.inference.answers import (
     Answer,
+    Event,
     FieldError,
     as_json,
     check_prompt,
@@ -159,25 +160,28 @@ class _Completion(Answer):
             "model": engine.name,
         }
 
-    def head(self) -> Iterable[str]:
-        for index, given in enumerate(each for each in self._given for _ in range(self._each)):
-            if given:
-                yield self._chunk([self._choice(index, given, (), None)])
-
-    def piece(self, piece: Piece) -> Iterable[str]:
-        if piece.finish_reason != "cancelled":
-            choice = self._choice(piece.index, piece.text, piece.scores, piece.finish_reason)
-            yield self._chunk([choice])
-
-    def tail(self, texts: list[GeneratedText]) -> Iterable[str]:
-        body = self.body(texts)
+    def lines(self, event: Event) -> Iterable[str]:
+        if isinstance(event, Piece):
+            if event.finish_reason != "cancelled":
+                choice = self._choice(event.index, event.text, event.scores, event.finish_reason)
+                yield self._chunk([choice])
+            return
+        if event == "start":
+            for index, given in enumerate(self._given):
+                for each in range(self._each if given else 0):
+                    yield self._chunk([self._choice(index * self._each + each, given, (), None)])
+            return
+        try:
+            if isinstance(event, NoTextsError):
+                raise event
+            usage = self.body(event)["usage"]
+        except NoTextsError as error:
+            status = 400 if error.kind == "refused" else 500
+            yield f"data: {as_json(error_body(_PATH, status, str(error)))}\n\n"
+            return
         if self._says_usage:
-            yield self._chunk([], body["usage"])
+            yield self._chunk([], usage)
         yield "data: [DONE]\n\n"
-
-    def broken(self, error: NoTextsError) -> str:
-        status = 400 if error.kind == "refused" else 500
-        return f"data: {as_json(error_body(_PATH, status, str(error)))}\n\n"
 
     def body(self, texts: list[GeneratedText]) -> dict[str, Any]:
         if any(text.finish_reason == "cancelled" for text in texts):
@@ -185,19 +189,12 @@ class _Completion(Answer):
         read = sum(text.prompt_tokens for text in texts[:: self._each])
         written = sum(text.new_tokens for text in texts)
         usage = {"prompt_tokens": read, "completion_tokens": written}
-        return {
-            **self._base,
-            "choices": [
-                self._choice(
-                    index,
-                    self._given[text.prompt] + text.added,
-                    text.scores or (),
-                    text.finish_reason,
-                )
-                for index, text in enumerate(texts)
-            ],
-            "usage": {**usage, "total_tokens": read + written},
-        }
+        choices = [
+            self._choice(i, self._given[x.prompt] + x.added, x.scores or (), x.finish_reason)
+            for i, x in enumerate(texts)
+        ]
+        usage = {**usage, "total_tokens": read + written}
+        return {**self._base, "choices": choices, "usage": usage}
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> str:
         more = {"usage": usage} if self._says_usage else {}

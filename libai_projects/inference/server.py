@@ -43,6 +43,7 @@ from libai_projects.inference import openai_api
 from libai_projects.inference.answers import (
     OPENAI_PATH,
     Answer,
+    Event,
     FieldError,
     as_json,
     check_prompt,
@@ -59,7 +60,7 @@ from libai_projects.inference.requests import (
     request_model,
     sampling_options,
 )
-from libai_projects.inference.texts import GeneratedText, Piece
+from libai_projects.inference.texts import GeneratedText
 
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {
@@ -233,19 +234,18 @@ class _PageAnswer(Answer):
         self._count, self._seed = options["num_return_sequences"], options["seed"]
         self._arrived = deadline - limits.seconds
 
-    def head(self) -> Iterable[str]:
-        yield _line(type="start", count=self._count, seed=self._seed)
-
-    def piece(self, piece: Piece) -> Iterable[str]:
-        if piece.text:
-            yield _line(type="text", index=piece.index, text=piece.text)
-
-    def tail(self, texts: list[GeneratedText]) -> Iterable[str]:
-        body = self.body(texts)
-        yield _line(type="done", results=body["results"], seconds=body["seconds"])
-
-    def broken(self, error: NoTextsError) -> str:
-        return _line(type="error", error=str(error), kind=error.kind)
+    def lines(self, event: Event) -> Iterable[str]:
+        said: dict[str, Any] = {}
+        if event == "start":
+            said = {"type": "start", "count": self._count, "seed": self._seed}
+        elif isinstance(event, NoTextsError):
+            said = {"type": "error", "error": str(event), "kind": event.kind}
+        elif isinstance(event, list):
+            said = {"type": "done", **self.body(event)}
+        elif event.text:
+            said = {"type": "text", "index": event.index, "text": event.text}
+        if said:
+            yield as_json(said) + "\n"
 
     def body(self, texts: list[GeneratedText]) -> dict[str, Any]:
         seconds = round(time.monotonic() - self._arrived, 3)
@@ -253,14 +253,10 @@ class _PageAnswer(Answer):
         return {"results": results, "seed": self._seed, "seconds": seconds}
 
 
-def _line(**event: Any) -> str:
-    return as_json(event) + "\n"
-
-
 # Texts that are being written at SIGTERM may go on for so long, in seconds.
 GRACE_SECONDS = 10.0
 # How long answers take from the worker's thread to the clients, in seconds.
-LAST_WORDS_SECONDS = 0.5
+LAST_WORDS_SECONDS = 0.3
 # Connections that are still busy after a signal get this long, in seconds.
 SHUTDOWN_SECONDS = 5
 # Seconds that a client has for taking the answer, beyond the time for making it.
