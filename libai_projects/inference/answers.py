@@ -115,6 +115,8 @@ class Answer:
             if isinstance(event, list | NoTextsError):
                 return
             event = await self._events.get()
+            # The loop has to see that a client has gone, however many events there are.
+            await asyncio.sleep(0)
 
     async def whole(self, request: Request) -> Response:
         while True:

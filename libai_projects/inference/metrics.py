@@ -51,9 +51,13 @@ class Metrics:
         """Count a job and its times at its end."""
 
         def end(texts: Future[list[GeneratedText]]) -> None:
-            error = texts.exception()
-            self._requests.labels(error.kind if isinstance(error, NoTextsError) else "done").inc()
-            if error is None and job.first_token is not None and job.last_token is not None:
+            if (error := texts.exception()) is not None:
+                self._requests.labels(error.kind if isinstance(error, NoTextsError) else "").inc()
+                return
+            reasons = {text.finish_reason for text in texts.result()}
+            outcome = next((each for each in ("cancelled", "time") if each in reasons), "done")
+            self._requests.labels(outcome).inc()
+            if job.first_token is not None and job.last_token is not None:
                 self._first.observe(job.first_token - arrived)
                 longest = max(text.new_tokens for text in texts.result())
                 if longest > 1:
