@@ -299,6 +299,9 @@ class Server:
             lifespan="off",
             ws="none",
             server_header=False,
+            # BoundedProtocol ends idle connections. httpx, OpenAI's client too, reuses one for 5 s,
+            # and must not find it closed at that moment, as uvicorn's own 5 s would have it.
+            timeout_keep_alive=60,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         self._server = uvicorn.Server(config)
