@@ -190,7 +190,7 @@ class PagedCache:
 def _digests(tokens: Sequence[int], pages: int) -> list[bytes]:
     """What names each of the first pages: all tokens up to its end."""
     numbers = np.asarray(tokens[: pages * PAGE], np.int64).reshape(pages, PAGE)
-    found, known = [], sha256()
+    found, known = list[bytes](), sha256()
     for page in numbers:
         known.update(page.tobytes())
         found.append(known.digest())

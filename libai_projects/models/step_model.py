@@ -232,11 +232,11 @@ class StepModel:
             cache.tokens = [cache.tokens[row] for row in rows]
             cache.numbers = list(range(len(rows)))
             return
-        pages, before, now = cache.cache.pages, set(cache.numbers), []
+        pages, now = cache.cache.pages, list[int]()
         for row in rows:
             number = cache.numbers[row]
             now.append(pages.fork(number) if number in now else number)
-        for number in before.difference(now):
+        for number in set(cache.numbers).difference(now):
             pages.release(number)
         cache.numbers = now
 
@@ -247,7 +247,7 @@ class StepModel:
         else:
             like = flow.empty(0, dtype=flow.float32, device=device)
             x = place.from_previous_stage((len(step.ids), self._width), like)
-        arrays = [step.tables, step.sequences, step.positions]
+        arrays: list[np.ndarray | None] = [step.tables, step.sequences, step.positions]
         arrays.append(step.copies if len(step.copies) else None)
         arrays += self._angles(step) or (None, None)
         pages = Pages(*(None if a is None else flow.tensor(a, device=device) for a in arrays))

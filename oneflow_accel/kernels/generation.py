@@ -9,7 +9,7 @@ bias, activation, residual) along.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from oneflow_accel.inference.huge_pages import use_huge_pages
 from oneflow_accel.kernels.attention import scaled_dot_product_attention
@@ -53,7 +53,7 @@ class Norm:
     """A layer norm ("layer") or the division by the root mean square ("rms") of rows (rows, n),
     with weight and bias (n,)."""
 
-    kind: Literal["layer", "rms"]
+    kind: str
     weight: flow.Tensor
     bias: flow.Tensor | None
     epsilon: float
@@ -162,7 +162,7 @@ def _linear_reference(
     before = Norm(norm, norm_weight, norm_bias, epsilon) if norm else None
     if bias is not None:
         bias = flow.nn.functional.pad(bias, (0, weight.shape[0] - bias.shape[0]))
-    settings = {"values": values, "outputs": outputs, "activation": activation}
+    settings: dict[str, Any] = {"values": values, "outputs": outputs, "activation": activation}
     return _multiply(x, weight, bias, residual, before, **settings)
 
 
@@ -228,12 +228,17 @@ class PackedLinear:
     ) -> None:
         activation = "swiglu" if gate else activation
         values, (outputs, inputs) = _VALUES[dtype], weight.shape
-        self._settings = {"values": values, "outputs": outputs, "activation": activation}
-        self._weight = self._scales = self._bias = None
+        self._settings: dict[str, Any] = {
+            "values": values,
+            "outputs": outputs,
+            "activation": activation,
+        }
+        self._weight: flow.Tensor | None = None
+        self._scales: flow.Tensor | None = None
+        self._bias: flow.Tensor | None = None
         if bias is not None:
             self._bias = flow.tensor(_rows_of_panels(bias, activation), device=device)
         weight = _rows_of_panels(weight, activation)
-        self._panels = None
         # For good: choosing takes longer than starting the operator.
         self._run = packed_linear.choose(flow.zeros(1, inputs, device=device))
         if self._run is packed_linear.reference:

@@ -425,13 +425,10 @@ class LlamaStepModel(StepModel):
                 longest if self.shares_prefixes else self._rotary.original
             )
         places = np.minimum(step.positions, len(self._table[0]) - 1)
-        angles = tuple(table[places] for table in self._table)
+        cosines, sines = (table[places] for table in self._table)
         for row in () if self.shares_prefixes else range(len(step.tables)):
             own = np.flatnonzero(step.sequences == row)
             first, last = step.positions[own[[0, -1]]].tolist()
             if self._rotary.varies(last + 1):
-                for angle, table in zip(
-                    angles, self._rotary.tables(len(own), first=first), strict=True
-                ):
-                    angle[own] = table
-        return angles
+                cosines[own], sines[own] = self._rotary.tables(len(own), first=first)
+        return cosines, sines

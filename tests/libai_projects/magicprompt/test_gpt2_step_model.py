@@ -135,14 +135,16 @@ def test_the_padding_of_the_vocabulary_is_not_in_the_logits(stepper: GPT2StepMod
     assert found.shape == (3, SHAPE.vocabulary)
 
 
-def test_a_trained_model_continues_as_transformers_does() -> None:
+@pytest.mark.parametrize("weights_dtype", ["float32", "bfloat16", "int8"])
+def test_a_trained_model_continues_as_transformers_does(weights_dtype: str) -> None:
     folder = REPOSITORY.parent / "shared" / "data" / "models" / "capp_gpt2_64d"
     if not folder.is_dir():
         pytest.skip("no shared data")
     config = json.loads((folder / "config.json").read_text())
     golden = json.loads((folder / "reference.json").read_text())
     shape = Shape(config["n_layer"], config["n_embd"], config["n_head"], 53, config["n_positions"])
-    model = GPT2StepModel(make(load_file(Path(folder) / "model.safetensors"), shape))
+    state = load_file(Path(folder) / "model.safetensors")
+    model = GPT2StepModel(make(state, shape), weights_dtype=weights_dtype)
     for prompt, expected in zip(golden["input_ids"], golden["greedy_ids"], strict=True):
         ids, cache, begin = list(prompt), model.start(1), 0
         while len(ids) < len(expected):

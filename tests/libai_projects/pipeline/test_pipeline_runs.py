@@ -58,6 +58,7 @@ def capp_texts() -> list[str]:
 
 def test_random_weights(tmp_path: Path) -> None:
     options = ["--mode", "random", *SMALL, *vocabulary(tmp_path), "--max-length", "24"]
+    options += ["--weights-dtype", "int8", "--cache-dtype", "float32"]
     done = run_distributed([SCRIPT, "1", *options], 1, cwd=PROJECTS, env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout
     texts = "\n" + done.stdout
@@ -104,6 +105,7 @@ def test_errors_are_one_sentence(tmp_path: Path) -> None:
         "takes no --tokenizer": [*words, *good, "--tokenizer", str(tmp_path)],
         "cannot listen": [*words, *good, "--serve", "--host", "192.0.2.1"],
         "device": [*words, *good, "--device", "nonsense"],
+        "did you mean bfloat16": [*words, *good, "--weights-dtype", "float16"],
     }
     done = run_process(
         ["-c", code, json.dumps(list(cases.values()))], cwd=PROJECTS, env=ENVIRONMENT

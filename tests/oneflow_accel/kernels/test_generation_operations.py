@@ -101,6 +101,35 @@ def test_the_norm_before_a_product(kind: str, dtype: str, way: str) -> None:
     assert_close(found, expected, reduced=96, override=most, reason="numbers on the border")
 
 
+@pytest.mark.skipif(bool(generation._linear.missing_reasons()), reason="no such operator")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_beside_others(dtype: str) -> None:
+    """Of packed layers, and of attention to pages."""
+    x, layer = random(131, 200), PackedLinear(random(100, 200), random(100), dtype, CPU)
+    norm = Norm("rms", flow.tensor(random(200)), None, 1e-5)
+    expected = layer(flow.tensor(x), norm=norm).numpy()
+    kind = "float32" if dtype == "float32" else "bfloat16"
+    tables = flow.tensor(np.arange(131, dtype=np.int32)[:, None])
+    contexts = []
+    for count in (131, 1, 2, 7, 32, 97):
+        found = layer(flow.tensor(x[:count]), norm=norm).numpy()
+        np.testing.assert_array_equal(found, expected[:count])
+        pages = new_pages(131, 2, 25, kind, CPU)
+        for place in range(3):
+            index = (
+                flow.arange(count, dtype=flow.int32),
+                flow.full((count,), place, dtype=flow.int32),
+            )
+            context = paged_attention(
+                *(flow.tensor(x[:count]), *pages, tables[:count], *index, None, None, None),
+                heads=4,
+                scale=0.2,
+                interleaved=False,
+            )
+        contexts.append(context.numpy())
+        np.testing.assert_array_equal(contexts[-1], contexts[0][:count])
+
+
 def rotated(x: np.ndarray, angles: np.ndarray, interleaved: bool) -> np.ndarray:
     size = x.shape[-1]
     index = np.arange(size).reshape(-1, 2) if interleaved else np.arange(size).reshape(2, -1).T
