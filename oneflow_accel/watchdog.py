@@ -177,11 +177,16 @@ class Watchdog:
         time.sleep(delay)
         if self._stopped.is_set():
             return
+        text = f"watchdog: {line}; {self._peers[self._rank]} ends as well"
+        for say in _last_words:
+            with contextlib.suppress(Exception):
+                # The launcher has noticed, too, and may end this process meanwhile.
+                os.write(2, f"{text}\n".encode())
+                say(line)
+            text = ""
         # The launcher that one process of a machine ends takes the others along, so that those
         # wait for a moment only.
-        launched.end(
-            f"watchdog: {line}; {self._peers[self._rank]} ends as well", EXIT_CODE, let_speak=0.3
-        )
+        launched.end(text, EXIT_CODE, let_speak=0.3)
 
     def _tell(self, event: str, rank: int, text: str) -> None:
         line = json.dumps({"event": event, "rank": rank, "text": text}).encode() + b"\n"
@@ -256,6 +261,18 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 _active: Watchdog | None = None
+_last_words: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def last_words(say: Callable[[str], None]) -> Iterator[None]:
+    """While the block runs, call `say` before this process ends because of another one, with a line
+    that says of which and why; in a thread of the watchdog's."""
+    _last_words.append(say)
+    try:
+        yield
+    finally:
+        _last_words.remove(say)
 
 
 def is_on() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +50,20 @@ class StepModel(Protocol):
     def select(self, cache: Cache, rows: np.ndarray) -> None:
         """Make row `rows[i]` (int64) of the cache its row i, in place: drops, reorders, repeats."""
         ...
+
+
+class PagedModel(StepModel, Protocol):
+    """One that reads tokens of many sequences at once, each of its own length; for what these are
+    see `models.step_model` and `models.pages`, of which a cache has its `PagedCache` as `pages`."""
+
+    page_bytes: int
+    shares_prefixes: bool
+
+    def new_cache(self, pages: int | None = None) -> Cache: ...
+
+    def plan(self, cache: Cache, rows: Sequence[tuple[int, Sequence[int]]]) -> Any: ...
+
+    def run(self, step: Any, cache: Cache) -> np.ndarray: ...
 
 
 class ModelState:

@@ -125,6 +125,15 @@ class GenerationOptions(Group, frozen=True, use_attribute_docstrings=True):
     "sequences of token ids that never occur, as 1,2;3"
     suppress_tokens: Annotated[tuple[Count, ...], Field(strict=False), _SEVERAL, _ID_WORDS] = ()
     "token ids that are never chosen, as 1,2"
+    stop_strings: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        Field(strict=False),
+        _SEVERAL,
+        Wanted("a text or a list of them, none of them empty"),
+    ] = ()
+    "texts after the first of which a text ends; several as a JSON list"
+    logprobs: Annotated[int, Field(ge=0, le=20), PLAIN] | None = None
+    "log probabilities of each new token and of so many of the likeliest"
     num_return_sequences: Positive = 1
     "texts for each prompt"
     max_time: Above0 | None = None
@@ -215,6 +224,11 @@ class GenerationOptions(Group, frozen=True, use_attribute_docstrings=True):
         least, most = self.min_new_tokens, self.max_new_tokens
         if least is not None and most is not None and least > most:
             raise UserError(f"min_new_tokens ({least}) is larger than max_new_tokens ({most})")
+        if beams > 1 and (self.stop_strings or self.logprobs is not None):
+            raise UserError(
+                "stop_strings and logprobs are for texts that come token by token: leave them out, "
+                "or num_beams at 1"
+            )
         decay = self.exponential_decay_length_penalty
         if decay is not None and self.eos_token_id is None:
             raise UserError(

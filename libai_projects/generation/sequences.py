@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from oneflow_accel.errors import UserError
 
@@ -112,8 +112,17 @@ def _check_ids(options: GenerationOptions, vocab_size: int) -> None:
 
 
 # A sequence ends by its own end of sequence, the length asked for, the model's last position,
-# max_time, or a stopping criterion of the caller.
-FinishReason = Literal["eos", "length", "positions", "time", "criterion"]
+# max_time, a stopping criterion of the caller, what is told its tokens ("stop"), or because nobody
+# wants it any more ("cancelled").
+FinishReason = Literal["eos", "length", "positions", "time", "criterion", "stop", "cancelled"]
+
+
+class TokenScore(NamedTuple):
+    """Log probability of a token as the model gives it, before all processors, and the likeliest
+    tokens with theirs, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 @dataclass

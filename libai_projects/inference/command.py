@@ -12,11 +12,13 @@ import functools
 import json
 import logging
 import os
+import queue
 import random
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, BinaryIO, NoReturn
 
 from oneflow_accel import distributed, launched, watchdog
@@ -25,7 +27,7 @@ from oneflow_accel.errors import UserError
 
 from libai_projects.command.check_files import OF_A_MACHINE
 from libai_projects.inference import lockstep
-from libai_projects.inference.jobs import ClosedError, GeneratedText, Job, NoTextsError, Worker
+from libai_projects.inference.jobs import ClosedError, Job, NoTextsError, Worker
 from libai_projects.inference.options import (
     FOR_CALLERS,
     Command,
@@ -36,12 +38,15 @@ from libai_projects.inference.options import (
 from libai_projects.inference.pipeline import TextGenerationPipeline
 from libai_projects.inference.requests import SEED_BOUND
 from libai_projects.inference.text_pipeline import TextPipeline
+from libai_projects.inference.texts import GeneratedText, Piece
 
 logger = logging.getLogger("oneflow_accel")
 
 Write = Callable[[Mapping[str, Any]], None]
 # Longest line of JSON. GPT-2's 1,024 positions hold at most some 130 kB.
 MOST_LINE_BYTES = 2**20
+# Lines that are read before the first of them is answered.
+_MOST_AT_ONCE = 64
 
 
 def run_and_wait(worker: Worker, job: Job) -> list[GeneratedText]:
@@ -55,12 +60,14 @@ def run_and_wait(worker: Worker, job: Job) -> list[GeneratedText]:
 
 
 class JsonLines:
-    """One JSON object in for each line, one out, in the same order; `bad` counts the errors.
+    """One JSON object in for each line, one out, in the same order; `bad` counts the errors. Some
+    lines are answered at once.
 
     In:  {"id": anything, "prompt": "a dog", "max_new_tokens": 20, ...}
     Out: {"id": ..., "line": 1, "results": [{"generated_text", "new_tokens", "finish_reason"}]}
     or:  {"id": ..., "line": 2, "error": "..."}
     before, with `stream`: {"id": ..., "line": 1, "index": 0, "text": " in"}
+    The prompt may be token ids.
     """
 
     def __init__(self, worker: Worker, write: Write, *, stream: bool = False) -> None:
@@ -71,46 +78,78 @@ class JsonLines:
 
     def run(self, file: BinaryIO) -> None:
         """Answer every line, whatever is in it; empty ones are skipped."""
-        for number, line in enumerate(_lines(file), start=1):
-            if not line.strip():
-                continue
-            # `_answer` fills the id in as soon as it has read it.
-            head: dict[str, Any] = {"id": None, "line": number}
-            try:
-                outcome: dict[str, Any] = {"results": self._answer(line, head)}
-            except ClosedError:
-                return
-            except Exception as error:
-                self.bad += 1
-                outcome = {"error": str(error)}
-                if not isinstance(error, UserError):
-                    logger.exception("line %d failed", number)
-                    outcome = {"error": "this line failed; the log says why"}
-            self._write(head | outcome)
+        asked: queue.Queue[tuple[dict[str, Any], Future[Any]] | None] = queue.Queue(_MOST_AT_ONCE)
+        problems: list[OSError] = []
 
-    def _answer(self, line: bytes, head: dict[str, Any]) -> list[dict[str, Any]]:
+        def answer() -> None:
+            while (each := asked.get()) is not None:
+                try:
+                    if not problems:
+                        self._answer(*each)
+                except OSError as error:
+                    # Nobody reads any more: what is running ends.
+                    problems.append(error)
+                    self._worker.close()
+
+        writer = threading.Thread(target=answer, name=f"{_READER}: answers")
+        writer.start()
+        try:
+            for number, line in enumerate(_lines(file), start=1):
+                if problems or not line.strip():
+                    continue
+                # `_ask` fills the id in as soon as it has read it.
+                head: dict[str, Any] = {"id": None, "line": number}
+                texts: Future[Any] = Future()
+                try:
+                    texts = self._ask(line, head)
+                except ClosedError:
+                    break
+                except Exception as error:
+                    texts.set_exception(error)
+                asked.put((head, texts))
+        finally:
+            asked.put(None)
+            writer.join()
+        if problems:
+            raise problems[0]
+
+    def _answer(self, head: dict[str, Any], texts: Future[list[GeneratedText]]) -> None:
+        try:
+            outcome: dict[str, Any] = {"results": [text.as_dict() for text in texts.result()]}
+        except Exception as error:
+            self.bad += 1
+            outcome = {"error": str(error)}
+            if not isinstance(error, UserError | NoTextsError):
+                logger.error("line %d failed", head["line"], exc_info=error)
+                outcome = {"error": "this line failed; the log says why"}
+        self._write(head | outcome)
+
+    def _ask(self, line: bytes, head: dict[str, Any]) -> Future[list[GeneratedText]]:
         asked = _parse_line(line)
         head["id"] = asked.pop("id", None)
         prompt = asked.pop("prompt", None)
-        if not isinstance(prompt, str):
-            raise UserError("'prompt' is missing" if prompt is None else "'prompt' is not a text")
+        is_ids = isinstance(prompt, list) and all(type(each) is int for each in prompt)
+        if not isinstance(prompt, str) and not is_ids:
+            what = "missing" if prompt is None else "not a text and no list of token ids"
+            raise UserError(f"'prompt' is {what}")
         for name in FOR_CALLERS:
             if name in asked:
                 raise UserError(f"'{name}' is for callers in Python: leave it out")
-        self._worker.engine.check_options(asked)
-        self._worker.engine.count_tokens(prompt)
         on_text = None
         if self._stream:
 
-            def on_text(index: int, text: str) -> None:
+            def on_text(piece: Piece) -> None:
+                if not piece.text:
+                    return
                 try:
-                    self._write({**head, "index": index, "text": text})
+                    self._write({**head, "index": piece.index, "text": piece.text})
                 except BrokenPipeError:
                     # Nobody reads any more: the text ends at its next token, and so does the job.
                     self._worker.close()
 
         job = Job([prompt], asked, on_text)
-        return [text.as_dict() for text in run_and_wait(self._worker, job)]
+        self._worker.submit(job, wait=True)
+        return job.texts
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -203,9 +242,9 @@ class LivePrinter:
         self._prompt = prompt
         self._shown = ""
 
-    def feed(self, index: int, text: str) -> None:
-        if index == 0:
-            self._show(text)
+    def feed(self, piece: Piece) -> None:
+        if piece.index == 0 and piece.text:
+            self._show(piece.text)
 
     def finish(self, texts: list[str]) -> None:
         """Print what is missing. `texts` are whole: the prompt and what follows it."""
@@ -260,7 +299,7 @@ def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
 def leave(code: int) -> NoReturn:
     """End the process with `code`, also while a thread waits for the next line of the input: it
     holds a lock without which Python's own end aborts."""
-    if any(thread.name == _READER for thread in threading.enumerate()):
+    if any(thread.name.startswith(_READER) for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
@@ -375,10 +414,18 @@ def _serve(options: Command, pipeline: TextPipeline) -> int:
     from libai_projects.inference.server import Server
 
     limits = limits_of(options)
-    worker = Worker(pipeline, queue_length=limits.queue)
+    worker = Worker(pipeline, queue_length=limits.queue, most_texts=limits.texts)
     server = everywhere(
         lambda: (
-            Server(worker, limits, options.host, options.port, options.allowed_hosts)
+            Server(
+                worker,
+                limits,
+                options.host,
+                options.port,
+                options.allowed_hosts,
+                options.allowed_origins,
+                os.environ.get("MAGICPROMPT_API_KEY") or None,
+            )
             if distributed.is_main()
             else None
         )
@@ -401,9 +448,13 @@ def _standard_output() -> Iterator[Write]:
     # Half a surrogate pair (in an id) has no UTF-8 form, only an escape, which is JSON's.
     file = os.fdopen(own, "w", encoding="utf-8", errors="backslashreplace")
 
+    # Pieces come from the worker's thread, answers from another.
+    lock = threading.Lock()
+
     def write(value: Mapping[str, Any]) -> None:
-        file.write(json.dumps(value, ensure_ascii=False) + "\n")
-        file.flush()
+        with lock:
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            file.flush()
 
     try:
         yield write

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -145,6 +146,10 @@ class Command(Flags):
     prompts.example.com or *.example.com; * for any. Requests under another name, and from pages of
     another, are refused: they may come from a web site that points its name here (at --host 0.0.0.0
     every address and this machine's own name are allowed)"""
+    allowed_origins: Annotated[list[str], _APART] = flag([], "ORIGIN,...")
+    """pages of other servers, none by default, that may ask this one (CORS), such as
+    https://prompts.example.com; * for any. With $MAGICPROMPT_API_KEY set, whoever asks for texts
+    has to send Authorization: Bearer KEY"""
     overrides: list[str] = flag(
         [], "KEY=VALUE", argparse.SUPPRESS, names="overrides", how={"nargs": "*"}
     )
@@ -199,6 +204,14 @@ def _value(text: str) -> Any:
     return {"true": True, "false": False}.get(text, text)
 
 
+def _texts(text: str) -> Any:
+    """A JSON list of texts, or one text as it is."""
+    if text.startswith("["):
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
+    return text
+
+
 def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
@@ -215,7 +228,7 @@ def _sampling() -> dict[str, Any]:
         default = _shown(DEFAULT_OPTIONS.get(name, field.default))
         text = f"{field.description} (default: {default})"
         group = () if found else ("generation",)
-        read = _lists if name == "bad_words_ids" else _one_or_several
+        read = {"bad_words_ids": _lists, "stop_strings": _texts}.get(name, _one_or_several)
         kind = bool | None if field.annotation is bool else Annotated[Any, BeforeValidator(read)]
         found[name] = kind, flag(None, "N", text, group=group)
     return found

@@ -18,7 +18,7 @@ class Limits(Group, frozen=True, use_attribute_docstrings=True):
 
     `seconds` go from a request's arrival to its last token, waiting included; `arrival_seconds`
     from a connection's opening to the end of a request's head, and from there to the end of its
-    body; `queue` counts the requests that wait while one runs.
+    body; `queue` counts the requests that wait, `texts` what is written for those that do not.
     """
 
     request_bytes: int = 16_384
@@ -29,6 +29,8 @@ class Limits(Group, frozen=True, use_attribute_docstrings=True):
     "most new tokens for each text"
     returns: int = 8
     "most texts for each request"
+    texts: int = 64
+    "most texts that are written at once"
     queue: int = 16
     "most requests that may wait"
     seconds: float = 60.0

@@ -1,8 +1,10 @@
-"""A small web server: a page for people and a JSON API, in front of one worker.
+"""A small web server: a page for people and APIs for programs, in front of one worker.
 
-    GET  /               the page
-    GET  /api/health     state, limits and defaults
-    POST /api/generate   {"prompt": ...} -> texts; with "stream": true as NDJSON, as they come
+    GET  /                 the page
+    GET  /health           state, limits and defaults; the page's own is /api/health
+    GET  /metrics          numbers for Prometheus
+    POST /api/generate     {"prompt": ...} -> texts; with "stream": true as NDJSON, as they come
+    POST /v1/completions   as OpenAI's clients ask; and GET /v1/models
 
 Only rank 0 of a job with several processes serves: the web part in a thread, the model in the main
 thread.
@@ -10,45 +12,55 @@ thread.
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import hmac
 import html
-import json
-import logging
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from oneflow_accel import distributed
+from oneflow_accel import distributed, watchdog
 from oneflow_accel.errors import UserError
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ValidationError
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from libai_projects.inference import openai_api
+from libai_projects.inference.answers import (
+    OPENAI_PATH,
+    Answer,
+    Event,
+    FieldError,
+    as_json,
+    check_prompt,
+    error_response,
+    parse,
+    respond,
+)
 from libai_projects.inference.connections import AllowedHosts, BoundedProtocol
-from libai_projects.inference.jobs import ClosedError, Job, NoTextsError, QueueFullError, Worker
+from libai_projects.inference.jobs import NoTextsError, Worker
+from libai_projects.inference.metrics import Metrics
 from libai_projects.inference.requests import (
     SAMPLING_DEFAULTS,
     Limits,
     request_model,
     sampling_options,
 )
-from libai_projects.inference.text_pipeline import GeneratedText
-
-logger = logging.getLogger("oneflow_accel")
+from libai_projects.inference.texts import GeneratedText
 
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {
@@ -57,6 +69,8 @@ PAGE_FILES = {
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+# What needs the key, where there is one.
+_NEED_KEY = (OPENAI_PATH, "/api/generate", "/metrics")
 # The page runs its own script and style only, talks to this server only, and cannot be framed.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -65,30 +79,31 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-# How often a request without streaming looks whether its client is still there, in seconds.
-DISCONNECT_POLL = 0.25
-
-# The answer to a request that was accepted and has no texts, by NoTextsError.kind.
-_STATUS = {"refused": 422, "failed": 500, "late": 503, "closed": 503, "cancelled": 503}
 
 
-def error_response(
-    status: int, message: str, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    """Every error has this form."""
-    # A later try may succeed only where the server was busy or stopping.
-    more = {"Retry-After": "5"} if status in (429, 503) else {}
-    return JSONResponse({"error": message}, status_code=status, headers={**(headers or {}), **more})
-
-
-def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
-    """The application. Its worker has to run in another thread of this process."""
+def create_app(
+    worker: Worker,
+    limits: Limits,
+    hosts: AllowedHosts,
+    origins: Sequence[str] = (),
+    key: str | None = None,
+) -> FastAPI:
+    """The application. Its worker has to run in another thread of this process. Pages of `origins`
+    may ask it, too; with a `key` all must show it who want texts or numbers."""
     # FastAPI's own documentation pages load scripts from elsewhere.
     app = FastAPI(title=worker.engine.words.title, docs_url=None, redoc_url=None)
     model = request_model(limits)
     started = time.monotonic()
 
-    app.add_middleware(_Guard, hosts=hosts)
+    metrics = Metrics(worker)
+    app.add_middleware(_Guard, hosts=hosts, origins=origins, key=key)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected_error)
     words = {name: html.escape(word) for name, word in asdict(worker.engine.words).items()}
@@ -98,6 +113,7 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
             content = Template(content).substitute(words, Text=words["text"].capitalize())
         _add_file(app, path, content, media_type)
 
+    @app.get("/health")
     @app.get("/api/health")
     async def health() -> JSONResponse:
         return JSONResponse(
@@ -107,6 +123,8 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
                 "processes": distributed.world_size(),
                 "busy": worker.busy,
                 "waiting": worker.waiting,
+                "writing": worker.texts,
+                "needs_key": key is not None,
                 "uptime_seconds": round(time.monotonic() - started, 1),
                 "limits": limits.model_dump(),
                 "defaults": SAMPLING_DEFAULTS,
@@ -114,32 +132,18 @@ def create_app(worker: Worker, limits: Limits, hosts: AllowedHosts) -> FastAPI:
             status_code=503 if worker.closing else 200,
         )
 
+    @app.get("/metrics")
+    async def numbers() -> Response:
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
     @app.post("/api/generate", openapi_extra=_body_schema(model))
     async def generate(request: Request) -> Response:
-        arrived = time.monotonic()
-        try:
-            patience = min(limits.seconds, limits.arrival_seconds)
-            body = await asyncio.wait_for(_read_body(request, limits.request_bytes), patience)
-            asked = _parse(model, body)
-            options = sampling_options(asked)
-            _check_prompt(worker, asked.prompt, limits)
-            worker.engine.check_options(options)
-            answer = _Answer(asked, options, arrived, limits)
-            worker.submit(answer.job)
-        except asyncio.TimeoutError:
-            return error_response(408, "the request took too long to arrive")
-        except UserError as error:
-            return error_response(422, str(error))
-        except QueueFullError:
-            return error_response(
-                429, f"{limits.queue} requests wait already: try again in a few seconds"
-            )
-        except ClosedError:
-            return error_response(503, "the server is shutting down")
-        if asked.stream:
-            return _Stream(answer)
-        return await answer.whole(request)
+        def make(body: bytes, deadline: float) -> Answer:
+            return _PageAnswer(parse(model, body), worker, limits, deadline)
 
+        return await respond(request, worker, limits, metrics, make)
+
+    openai_api.add_routes(app, worker, limits, metrics)
     return app
 
 
@@ -147,21 +151,26 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     """A path that does not exist or has no such method, or what a request was refused for."""
     method, path = request.method, request.url.path
     message = {404: f"there is no {path}", 405: f"{path} takes no {method}"}.get(error.status_code)
-    return error_response(error.status_code, message or str(error.detail), error.headers)
+    field = error.field if isinstance(error, FieldError) else None
+    if field is not None or message is None:
+        message = str(error.detail)
+    return error_response(path, error.status_code, message, error.headers, field)
 
 
-async def _unexpected_error(_request: Request, _error: Exception) -> Response:
-    return error_response(500, "the server failed; its log says why")
+async def _unexpected_error(request: Request, _error: Exception) -> Response:
+    return error_response(request.url.path, 500, "the server failed; its log says why")
 
 
 class _Guard:
-    """Refuses requests to another server's name, or from another's page (see `connections`;
-    Starlette's TrustedHostMiddleware knows the first only), and adds HEADERS to every response.
-    Plain ASGI, as Starlette's base class hides lost clients."""
+    """Refuses requests to another server's name, from another's page (see `connections`;
+    Starlette's TrustedHostMiddleware knows the first only) or without the key, and adds HEADERS to
+    every response. Plain ASGI, as Starlette's base class hides lost clients."""
 
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: AllowedHosts, origins: Sequence[str], key: str | None
+    ) -> None:
         self.app = app
-        self._hosts = hosts
+        self._hosts, self._origins, self._key = hosts, origins, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -175,21 +184,29 @@ class _Guard:
             await self.app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
+        headers, path = Headers(scope=scope), scope["path"]
         host = headers.get("host")
         if not self._hosts.has_host(host):
             return error_response(
+                path,
                 400,
                 f"the Host {host!r:.80} is not a name of this server; --allowed-hosts adds one",
             )
         if scope["method"] not in ("GET", "HEAD"):
             for origin in headers.getlist("origin"):
-                if not self._hosts.has_origin(origin):
+                if not {origin, "*"} & set(self._origins) and not self._hosts.has_origin(origin):
                     return error_response(
+                        path,
                         403,
                         f"a page of {origin!r:.80} must not ask this server; --allowed-hosts adds "
-                        "a name",
+                        "a name, --allowed-origins a page of another server",
                     )
+        if self._key is not None and path.startswith(_NEED_KEY):
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            same = hmac.compare_digest(given.strip().encode(), self._key.encode())
+            if kind.lower() != "bearer" or not same:
+                message = "this server needs its key: Authorization: Bearer KEY"
+                return error_response(path, 401, message, {"WWW-Authenticate": "Bearer"})
         return None
 
 
@@ -204,122 +221,42 @@ def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-async def _read_body(request: Request, most: int) -> bytes:
-    """The body, read no further than `most` bytes."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        # This check also keeps other sites' forms from using a server on this machine.
-        raise HTTPException(415, "send JSON: Content-Type: application/json")
-    too_large = HTTPException(413, f"the request is larger than {most} bytes")
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > most:
-        raise too_large
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise too_large
-    return body
-
-
-def _parse(model: type[BaseModel], body: bytes) -> Any:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise HTTPException(422, f"{where}: {message}" if where else message) from None
-
-
-def _check_prompt(worker: Worker, prompt: str, limits: Limits) -> None:
-    tokens = worker.engine.count_tokens(prompt)
-    # One position is left for what the model adds.
-    most = min(limits.prompt_tokens, worker.engine.max_positions - 1)
-    if tokens > most:
-        raise HTTPException(422, f"prompt: {tokens} tokens, {most} are allowed; make it shorter")
-
-
-class _Answer:
-    """What comes of a request: its job, which the worker runs in another thread, and what the job
-    has said so far, for the server's loop."""
-
-    def __init__(
-        self, asked: Any, options: Mapping[str, Any], arrived: float, limits: Limits
-    ) -> None:
-        self._options, self._arrived = options, arrived
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.job = Job(
-            prompts=[asked.prompt],
-            options=options,
-            on_text=self._on_text if asked.stream else None,
-            deadline=arrived + limits.seconds,
-        )
-        self.job.texts.add_done_callback(self._on_end)
-
-    def _on_text(self, index: int, text: str) -> None:
-        self._emit({"type": "text", "index": index, "text": text})
-
-    def _on_end(self, texts: Future[list[GeneratedText]]) -> None:
-        try:
-            self._emit({"type": "done", "results": [each.as_dict() for each in texts.result()]})
-        except NoTextsError as error:
-            self._emit({"type": "error", "error": str(error), "kind": error.kind})
-
-    def _emit(self, event: dict[str, Any]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-        except RuntimeError:
-            logger.debug("the server's loop is closed; nobody waits for this text")
-
-    def _seconds(self) -> float:
-        return round(time.monotonic() - self._arrived, 3)
-
-    async def stream(self) -> AsyncIterator[str]:
-        """One JSON object per line; the last is of type "done" or "error"."""
-        count, seed = self._options["num_return_sequences"], self._options["seed"]
-        event: dict[str, Any] = {"type": "start", "count": count, "seed": seed}
-        while True:
-            if event["type"] == "done":
-                event["seconds"] = self._seconds()
-            yield json.dumps(event, ensure_ascii=False) + "\n"
-            if event["type"] in ("done", "error"):
-                return
-            event = await self._events.get()
-
-    async def whole(self, request: Request) -> Response:
-        while True:
-            try:
-                event = await asyncio.wait_for(self._events.get(), DISCONNECT_POLL)
-                break
-            except asyncio.TimeoutError:
-                if await request.is_disconnected():
-                    self.job.cancelled.set()
-        if event["type"] == "error":
-            return error_response(_STATUS[event["kind"]], event["error"])
-        seed = self._options["seed"]
-        return JSONResponse({"results": event["results"], "seed": seed, "seconds": self._seconds()})
-
-
-class _Stream(StreamingResponse):
-    """An answer as it comes. When its client goes away, be it before the first line, the job stops
-    at its next token."""
+class _PageAnswer(Answer):
+    """What the page asks for: JSON, or one object per line, the last of type "done" or "error"."""
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, answer: _Answer) -> None:
-        no_buffers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(answer.stream(), headers=no_buffers)
-        self._job = answer.job
+    def __init__(self, asked: Any, worker: Worker, limits: Limits, deadline: float) -> None:
+        options = sampling_options(asked)
+        check_prompt(worker, asked.prompt, limits)
+        worker.engine.check_options(options)
+        super().__init__([asked.prompt], options, deadline, streams=asked.stream)
+        self._count, self._seed = options["num_return_sequences"], options["seed"]
+        self._arrived = deadline - limits.seconds
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._job.cancelled.set()
+    def lines(self, event: Event) -> Iterable[str]:
+        said: dict[str, Any] = {}
+        if event == "start":
+            said = {"type": "start", "count": self._count, "seed": self._seed}
+        elif isinstance(event, NoTextsError):
+            said = {"type": "error", "error": str(event), "kind": event.kind}
+        elif isinstance(event, list):
+            said = {"type": "done", **self.body(event)}
+        elif event.text:
+            said = {"type": "text", "index": event.index, "text": event.text}
+        if said:
+            yield as_json(said) + "\n"
+
+    def body(self, texts: list[GeneratedText]) -> dict[str, Any]:
+        seconds = round(time.monotonic() - self._arrived, 3)
+        results = [text.as_dict() for text in texts]
+        return {"results": results, "seed": self._seed, "seconds": seconds}
 
 
+# Texts that are being written at SIGTERM may go on for so long, in seconds.
+GRACE_SECONDS = 10.0
+# How long answers take from the worker's thread to the clients, in seconds.
+LAST_WORDS_SECONDS = 0.3
 # Connections that are still busy after a signal get this long, in seconds.
 SHUTDOWN_SECONDS = 5
 # Seconds that a client has for taking the answer, beyond the time for making it.
@@ -331,8 +268,8 @@ _MORE_CONNECTIONS = 256
 class Server:
     """A server that listens from its construction on, and answers while `run` runs.
 
-    Port 0 takes a free one; `allowed_hosts` are further names, see `connections.AllowedHosts`.
-    Raises UserError where the address cannot be used.
+    Port 0 takes a free one; `allowed_hosts` are further names, see `connections.AllowedHosts`;
+    for `allowed_origins` and `key` see `create_app`. UserError where the address cannot be used.
     """
 
     def __init__(
@@ -342,13 +279,15 @@ class Server:
         host: str,
         port: int,
         allowed_hosts: Sequence[str] = (),
+        allowed_origins: Sequence[str] = (),
+        key: str | None = None,
     ) -> None:
         self._worker = worker
         self._closed_at: float | None = None
         hosts = AllowedHosts(host, allowed_hosts)
         self._socket = _listen(host, port)
         config = uvicorn.Config(
-            create_app(worker, limits, hosts),
+            create_app(worker, limits, hosts, allowed_origins, key),
             http=functools.partial(
                 BoundedProtocol,
                 head_seconds=limits.arrival_seconds,
@@ -360,6 +299,9 @@ class Server:
             lifespan="off",
             ws="none",
             server_header=False,
+            # BoundedProtocol ends idle connections. httpx, OpenAI's client too, reuses one for 5 s,
+            # and must not find it closed at that moment, as uvicorn's own 5 s would have it.
+            timeout_keep_alive=60,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         self._server = uvicorn.Server(config)
@@ -370,9 +312,9 @@ class Server:
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM; must be called in the main thread. The running request
-        then stops at its next token, those that wait get 503; a second signal, a second later, ends
-        at once."""
+        """Serve until SIGINT or SIGTERM; must be called in the main thread. Requests that wait then
+        get 503; running texts stop at their next token, with SIGTERM after GRACE_SECONDS. A second
+        signal, a second later, ends at once."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._on_signal)
         title = self._worker.engine.words.title
@@ -383,12 +325,19 @@ class Server:
         thread = threading.Thread(target=self._run_web, name="web")
         thread.start()
         try:
-            self._worker.run()
+            with watchdog.last_words(self._say_that_it_ends):
+                self._worker.run()
         finally:
             self._worker.close()
             self._server.should_exit = True
             thread.join(SHUTDOWN_SECONDS + 5)
             self._socket.close()
+
+    def _say_that_it_ends(self, _why: str) -> None:
+        """Tell each client, before the watchdog ends this process, that another one has ended."""
+        sentence = "a process of this server ended, and the server with it: try again later"
+        self._worker.abandon(NoTextsError("failed", sentence))
+        time.sleep(LAST_WORDS_SECONDS)
 
     def _run_web(self) -> None:
         try:
@@ -403,7 +352,7 @@ class Server:
             os._exit(128 + signum)
         if self._closed_at is None:
             self._closed_at = time.monotonic()
-        self._worker.close()
+            self._worker.close(grace=GRACE_SECONDS if signum == signal.SIGTERM else 0.0)
 
 
 def _listen(host: str, port: int) -> socket.socket:

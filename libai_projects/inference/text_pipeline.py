@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from oneflow_accel import distributed
@@ -13,31 +13,18 @@ from oneflow_accel.errors import UserError
 
 import numpy as np
 
-from libai_projects.generation import GenerationOptions, StepModel, generate
+from libai_projects.generation import GenerationOptions, generate
+from libai_projects.generation.interface import PagedModel
+from libai_projects.generation.sequences import GeneratedSequence
 from libai_projects.inference import lockstep
+from libai_projects.inference.texts import GeneratedText, OnPiece, TextOf
 
 # The options of LiBai's MagicPrompt, used where nothing else is given.
 DEFAULT_OPTIONS = {"max_length": 50}
 
 
-@dataclass(frozen=True)
-class GeneratedText:
-    """One text: `prompt` is the index of its prompt in the call, `text` includes the prompt,
-    `new_tokens` counts the end-of-text token, `finish_reason` is "eos", "length", "time" or
-    "cancelled"."""
-
-    prompt: int
-    text: str
-    new_tokens: int
-    finish_reason: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """What the server and the JSON-lines mode answer with."""
-        return {
-            "generated_text": self.text,
-            "new_tokens": self.new_tokens,
-            "finish_reason": self.finish_reason,
-        }
+# A text, or the token ids of one.
+Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -61,7 +48,7 @@ class TextPipeline:
 
     def __init__(
         self,
-        model: StepModel,
+        model: PagedModel,
         tokenizer: Any,
         *,
         name: str = "model",
@@ -104,9 +91,17 @@ class TextPipeline:
             return {}
         return [{"generated_text": text.text} for text in texts]
 
-    def count_tokens(self, text: str) -> int:
-        """How many tokens a text is; a UserError for what is not text. From any thread."""
-        return len(self._encode(text))
+    def encode(self, prompt: Prompt) -> Sequence[int]:
+        """The token ids of a prompt; a UserError for what is not text. From any thread."""
+        if not isinstance(prompt, str):
+            return prompt
+        try:
+            return self.tokenizer.encode(prompt)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def text_of(self, prompt: Prompt) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
 
     def check_options(self, options: Mapping[str, Any]) -> GenerationOptions:
         """The options with these changed, or a UserError where `generate` would refuse them; from
@@ -124,9 +119,9 @@ class TextPipeline:
     @lockstep.in_step()
     def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[Prompt],
         *,
-        on_text: Callable[[int, str], None] | None = None,
+        on_text: OnPiece | None = None,
         should_stop: Callable[[], str | None] | None = None,
         **options: Any,
     ) -> list[GeneratedText]:
@@ -137,8 +132,8 @@ class TextPipeline:
         call.
 
         Args:
-            on_text: called on rank 0 with (index of the result, text added to it) as it comes;
-                with beam search all text comes at the end, and none here.
+            on_text: told on rank 0 each piece of a text as it comes; with beam search all text
+                comes at the end, and none here.
             should_stop: asked on rank 0 before each token; None goes on, a reason ("time",
                 "cancelled") ends the call with what there is.
         """
@@ -147,43 +142,59 @@ class TextPipeline:
         if should_stop is not None:
             criteria = (*chosen.stopping_criteria, _criterion(should_stop, reason))
             chosen = chosen.replace(stopping_criteria=criteria)
-        ids = [self._encode(prompt) for prompt in prompts]
-        decoders: dict[int, Any] = defaultdict(self.tokenizer.stream_decoder)
+        ids = [self.encode(prompt) for prompt in prompts]
+        say = on_text if distributed.is_main() and chosen.num_beams == 1 else None
 
-        def say(index: int, text: str) -> None:
-            if text and on_text is not None and distributed.is_main():
-                on_text(index, text)
+        @cache
+        def text(index: int) -> TextOf:
+            before = self.text_of(prompts[index // chosen.num_return_sequences])
+            stops = chosen.stop_strings
+            return TextOf(self.tokenizer, index, before, stops=stops, on_piece=say)
 
         generation = generate(
             _Agreed(self.model),
             ids,
-            chosen,
+            chosen.replace(stop_strings=()),
             clock=_shared_clock,
-            on_token=lambda index, token: say(index, decoders[index].feed(token)),
+            on_token=lambda index, token, score: text(index).feed(token, score),
         )
-        for index, decoder in decoders.items():
-            say(index, decoder.finish())
-        return [
-            GeneratedText(
-                prompt=sequence.prompt,
-                text=prompts[sequence.prompt] + self.tokenizer.decode(sequence.new_tokens),
-                new_tokens=len(sequence.new_tokens),
-                finish_reason=_reason(sequence.finish_reason, reason),
-            )
-            for sequence in generation.sequences
-        ]
+        found = []
+        for index, sequence in enumerate(generation.sequences):
+            if chosen.num_beams > 1:
+                for token in sequence.new_tokens:
+                    text(index).feed(token)
+            if sequence.finish_reason == "criterion" and reason:
+                sequence.finish_reason = reason[0]
+            found.append(self.result(prompts, sequence.prompt, sequence, text(index), chosen))
+        return found
 
-    def _encode(self, text: str) -> list[int]:
-        try:
-            return self.tokenizer.encode(text)
-        except ValueError as error:
-            raise UserError(str(error)) from error
+    def result(
+        self,
+        prompts: Sequence[Prompt],
+        number: int,
+        sequence: GeneratedSequence,
+        text: TextOf,
+        options: GenerationOptions,
+    ) -> GeneratedText:
+        """What is said of a sequence that continues a prompt, at its end."""
+        # The model's last position is an end by length, too.
+        reason = "length" if sequence.finish_reason == "positions" else sequence.finish_reason
+        text.finish(reason)
+        return GeneratedText(
+            prompt=number,
+            text=self.text_of(prompts[number]) + text.text,
+            new_tokens=len(sequence.new_tokens),
+            finish_reason=reason,
+            added=text.text,
+            prompt_tokens=sequence.prompt_length,
+            scores=None if options.logprobs is None else text.scores,
+        )
 
 
 class _Agreed:
     """A model whose steps begin only when no rank has failed (`lockstep`)."""
 
-    def __init__(self, model: StepModel) -> None:
+    def __init__(self, model: PagedModel) -> None:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
@@ -220,9 +231,3 @@ def _criterion(
 
     return stop
 
-
-def _reason(finish: str, reason: Sequence[str]) -> str:
-    if finish == "criterion" and reason:
-        return reason[0]
-    # The model's last position is an end by length, too.
-    return "length" if finish == "positions" else finish

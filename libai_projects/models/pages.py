@@ -6,9 +6,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
 
 from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.generation import PAGE
@@ -39,20 +38,6 @@ class Step:
     tables: np.ndarray
     copies: np.ndarray
     last: np.ndarray
-
-    def as_json(self) -> dict[str, Any]:
-        """Lists, for process 0 to tell the others."""
-        return {name: array.tolist() for name, array in vars(self).items()}
-
-    @classmethod
-    def of_json(cls, values: dict[str, Any]) -> Step:
-        wide = ("ids", "last")
-        arrays = {
-            each.name: np.array(values[each.name], np.int64 if each.name in wide else np.int32)
-            for each in fields(cls)
-        }
-        arrays["copies"] = arrays["copies"].reshape(-1, 2)
-        return cls(**arrays)
 
 
 @dataclass

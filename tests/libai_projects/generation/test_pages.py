@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from libai_projects.models.pages import NoPagesError, PagedCache, Step
+from libai_projects.models.pages import NoPagesError, PagedCache
 
 
 def pages_of(cache: PagedCache, number: int) -> list[int]:
@@ -153,13 +153,3 @@ def test_random_use_loses_no_page_and_gives_none_to_two() -> None:
         cache.release(number)
     assert shared
     assert (cache.free, cache.pages) == (12, 12)
-
-
-def test_a_step_goes_through_json() -> None:
-    none = np.empty((0, 2), np.int32)
-    one = np.zeros(1, np.int32)
-    step = Step(np.array([5]), one, one, np.array([[3, -1]], np.int32), none, np.array([0]))
-    found = Step.of_json(step.as_json())
-    for name, array in vars(step).items():
-        np.testing.assert_array_equal(getattr(found, name), array)
-        assert getattr(found, name).dtype == array.dtype

@@ -18,7 +18,7 @@ def test_every_token_in_order(model: NumpyGPT2, options: GenerationOptions) -> N
     received: dict[int, list[int]] = {}
     steps: list[list[int]] = [[]]
 
-    def receive(number: int, token: int) -> None:
+    def receive(number: int, token: int, _: object) -> None:
         received.setdefault(number, []).append(token)
         if steps[-1] and number <= steps[-1][-1]:
             steps.append([])
@@ -40,7 +40,7 @@ def test_a_token_comes_before_the_next_is_computed(model: NumpyGPT2) -> None:
 
 
 def test_an_error_of_the_receiver_ends_the_generation(model: NumpyGPT2) -> None:
-    def leave(_number: int, _token: int) -> None:
+    def leave(*_: object) -> None:
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
@@ -51,5 +51,5 @@ def test_an_error_of_the_receiver_ends_the_generation(model: NumpyGPT2) -> None:
 def test_beam_search_tells_no_token(model: NumpyGPT2) -> None:
     told: list[int] = []
     options = OPTIONS.replace(num_beams=2)
-    generate(model, PROMPTS, options, on_token=lambda number, _: told.append(number))
+    generate(model, PROMPTS, options, on_token=lambda number, *_: told.append(number))
     assert told == []

@@ -13,6 +13,9 @@ from seeded_weights import uniform
 
 VOCABULARY, POSITIONS, WIDTH, LAYERS, HEADS = 97, 64, 32, 2, 4
 
+# What its tokens are as text, for stop strings: ba, be, ... zo.
+WORDS = [first + last for first in "bcdfghjklmnprstvwxyz" for last in "aeiou"][:VOCABULARY]
+
 
 def weights() -> dict[str, np.ndarray]:
     """HF-named, without the tied head; large: distributions are neither flat nor certain."""

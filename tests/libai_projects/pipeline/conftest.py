@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pipeline_fakes import CycleModel, fake_pipeline
@@ -25,14 +26,16 @@ class Running:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """`serve(delay=, **limits)` starts a server; all are stopped at the end of the test."""
+    """`serve(delay=, key=, allowed_origins=, **limits)` starts a server; all are stopped at the end
+    of the test."""
 
     @contextmanager
-    def running(delay: float, limits: dict[str, float]) -> Iterator[Running]:
+    def running(delay: float, limits: dict[str, Any]) -> Iterator[Running]:
         pipeline = fake_pipeline(tmp_path, delay=delay)
+        more = {name: limits.pop(name) for name in ("key", "allowed_origins") if name in limits}
         bounds = Limits(**limits)
-        worker = Worker(pipeline, queue_length=bounds.queue)
-        server = Server(worker, bounds, "127.0.0.1", 0)
+        worker = Worker(pipeline, queue_length=bounds.queue, most_texts=bounds.texts)
+        server = Server(worker, bounds, "127.0.0.1", 0, **more)
         thread = threading.Thread(target=server.serve)
         thread.start()
         try:

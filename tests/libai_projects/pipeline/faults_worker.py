@@ -23,6 +23,7 @@ from pipeline_fakes import CycleModel, write_vocabulary
 from libai_projects.inference.command import run_and_wait
 from libai_projects.inference.jobs import Job, Worker
 from libai_projects.inference.text_pipeline import TextPipeline
+from libai_projects.inference.texts import Piece
 from libai_projects.text.tokenizer import GPT2Tokenizer
 
 
@@ -50,11 +51,11 @@ class FaultyModel(CycleModel):
         self._faults.check("start")
         return super().start(batch_size, use_cache)
 
-    def step(self, *arguments: Any) -> np.ndarray:
+    def _logits(self, positions: np.ndarray) -> np.ndarray:
         if self.steps % 3 == 2:
             self._faults.check("step")
         flow.comm.barrier()
-        return super().step(*arguments)
+        return super()._logits(positions)
 
     def select(self, cache: list[int], rows: np.ndarray) -> None:
         self._faults.check("select")
@@ -77,7 +78,7 @@ def ask_all(worker: Worker, prompts: list[str]) -> None:
         if prompt.startswith("text"):
             options = {"max_new_tokens": 4}
 
-            def on_text(_index: int, _text: str) -> None:
+            def on_text(_piece: Piece) -> None:
                 raise MemoryError("text")
 
         elif "clock" in prompt:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from oneflow_accel import machine
 
 import numpy as np
 
 from libai_projects.inference.text_pipeline import TextPipeline, Words
+from libai_projects.models.pages import PagedCache, Step
+from libai_projects.models.step_model import StepModel
 from libai_projects.text.tokenizer import GPT2Tokenizer, byte_alphabet
 
 # What the model would write, over and over; the ö and the 🐷 take several tokens each.
@@ -31,16 +34,26 @@ class CycleModel:
     """A StepModel that likes to write TEXT, `delay` s a step: bytes by position, or by chance."""
 
     vocab_size = 257
-    bytes_per_token = 0
+    bytes_per_token = page_bytes = 0
+    shares_prefixes = True
+    plan = StepModel.plan
 
     def __init__(self, delay: float = 0.0, max_positions: int = 512) -> None:
         self.delay = delay
         self.max_positions = max_positions
         self.steps = 0
+        self.pages: PagedCache | None = None
         self._bytes = TEXT.encode()
 
     def free_memory(self) -> int | None:
         return machine.free_memory()
+
+    def new_cache(self, pages: int | None = None) -> SimpleNamespace:
+        self.pages = PagedCache(pages)
+        return SimpleNamespace(pages=self.pages)
+
+    def run(self, step: Step, cache: SimpleNamespace) -> np.ndarray:
+        return self._logits(step.positions[step.last])
 
     def start(self, batch_size: int, use_cache: bool = True) -> list[int]:
         return [0]
@@ -48,18 +61,20 @@ class CycleModel:
     def step(
         self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: list[int]
     ) -> np.ndarray:
-        time.sleep(self.delay)
-        self.steps += 1
-        cache[0] += ids.shape[1]
-        logits = np.full((len(ids), self.vocab_size), -10.0, dtype=np.float32)
-        # Letters, so that samples are readable and differ.
-        logits[:, ord("a") : ord("z") + 1] = 8.5
-        for row, position in enumerate(positions[:, -1]):
-            logits[row, self._bytes[int(position) % len(self._bytes)]] = 12.0
-        return logits
+        return self._logits(positions[:, -1])
 
     def select(self, cache: list[int], rows: np.ndarray) -> None:
         pass
+
+    def _logits(self, positions: np.ndarray) -> np.ndarray:
+        time.sleep(self.delay)
+        self.steps += 1
+        logits = np.full((len(positions), self.vocab_size), -10.0, dtype=np.float32)
+        # Letters, so that samples are readable and differ.
+        logits[:, ord("a") : ord("z") + 1] = 8.5
+        for row, position in enumerate(positions):
+            logits[row, self._bytes[int(position) % len(self._bytes)]] = 12.0
+        return logits
 
 
 def fake_pipeline(folder: Path, **settings: float) -> TextPipeline:
@@ -87,7 +102,7 @@ class WordTokenizer:
         except KeyError as error:
             raise ValueError(f"there is no word {error}") from error
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int], skip_special: bool = True) -> str:
         return "".join(f" | {self._words[number]}" for number in ids if number != self.eos_token_id)
 
     def stream_decoder(self) -> WordTokenizer:

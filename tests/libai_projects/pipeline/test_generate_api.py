@@ -158,7 +158,8 @@ def test_refuses_bodies_that_are_not_small_json(serve: Callable) -> None:
 
 
 def test_time_limit_and_queue(serve: Callable) -> None:
-    running = serve(delay=0.05, seconds=0.6, queue=1)
+    # Four texts at once are one request's.
+    running = serve(delay=0.05, seconds=0.6, queue=1, texts=4)
     bodies = {"prompt": "a", "max_new_tokens": 200}
     answers: dict[int, httpx.Response] = {}
 
@@ -240,7 +241,7 @@ def test_a_job_that_the_other_processes_cannot_be_told_of(
 
 
 def test_shutting_down_answers_everyone(serve: Callable) -> None:
-    running = serve(delay=0.05)
+    running = serve(delay=0.05, texts=4)
     answers: list[httpx.Response] = []
     threads = [
         threading.Thread(
@@ -261,17 +262,17 @@ def test_shutting_down_answers_everyone(serve: Callable) -> None:
 
 def test_a_failing_model_does_not_end_the_server(serve: Callable) -> None:
     running = serve()
-    step = running.model.step
+    run = running.model.run
 
     def broken(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    running.model.step = broken
+    running.model.run = broken
     answer = post(running.url, {"prompt": "a"})
     assert answer.status_code == 500
     assert "log" in answer.json()["error"]
     assert "memory" not in answer.text
-    running.model.step = step
+    running.model.run = run
     assert post(running.url, {"prompt": "a"}).status_code == 200
 
 

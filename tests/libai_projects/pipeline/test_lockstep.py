@@ -36,27 +36,39 @@ def test_rank_0_tells_the_others(
     worker = Worker(fake_pipeline(tmp_path))
     thread = threading.Thread(target=worker.run)
     thread.start()
-    job = Job(["x"], {"max_new_tokens": 3})
-    worker.submit(job)
-    assert job.texts.result(5)[0].text == "x" + TEXT[:3]
+    beams = {"max_new_tokens": 3, "num_beams": 2}
+    for options in ({"max_new_tokens": 3}, beams):
+        job = Job(["xyz"], options)
+        worker.submit(job)
+        assert job.texts.result(5)[0].text == "xyz" + TEXT[2:5]
     # While nothing is asked for, the others hear that they have to wait.
     end = time.monotonic() + 5
-    while len(told) < 3 and time.monotonic() < end:
+    while len(told) < 6 and time.monotonic() < end:
         time.sleep(0.02)
     worker.close()
     thread.join(5)
-    assert told[0] == {"do": "generate", "prompts": ["x"], "options": {"max_new_tokens": 3}}
-    assert told[1:-1]
-    assert {message["do"] for message in told[1:-1]} == {"wait"}
+    # A step is all that they need: which tokens are read where.
+    assert [message["do"] for message in told[:4]] == ["step"] * 3 + ["generate"]
+    prompt, token = (told[number]["step"] for number in (0, 1))
+    assert (prompt.ids.tolist(), prompt.last.tolist()) == ([*b"xyz"], [2])
+    assert (token.ids.tolist(), token.positions.tolist()) == ([ord(TEXT[2])], [3])
+    assert prompt.tables == token.tables == [[0]]
+    assert told[3] == {"do": "generate", "prompts": ["xyz"], "options": beams}
+    assert told[4:-1]
+    assert {message["do"] for message in told[4:-1]} == {"wait"}
     assert told[-1] == {"do": "end"}
 
 
 def test_the_others_do_what_they_are_told(
     two_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    pipeline = fake_pipeline(tmp_path)
+    cache = pipeline.model.new_cache()
+    step = pipeline.model.plan(cache, [(cache.pages.add()[0], [1, 2, 3])])
     messages = iter(
         [
             {"do": "wait"},
+            {"do": "step", "step": step},
             {"do": "generate", "prompts": ["x"], "options": {"max_new_tokens": 3}},
             # Refused by rank 0 as well; it goes on.
             {"do": "generate", "prompts": ["x" * 600], "options": {}},
@@ -66,9 +78,8 @@ def test_the_others_do_what_they_are_told(
     )
     monkeypatch.setattr(distributed, "is_main", lambda: False)
     monkeypatch.setattr(jobs, "on_rank_0", lambda _action: next(messages))
-    pipeline = fake_pipeline(tmp_path)
     Worker(pipeline).run()
-    assert pipeline.model.steps == 3 + 4
+    assert pipeline.model.steps == 1 + 3 + 4
     assert list(messages) == []
 
 
@@ -81,14 +92,15 @@ def test_a_rank_that_fails_inside_a_step_ends_the_job(
     def broken(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    pipeline.model.step = broken
-    worker = Worker(pipeline)
-    submitted = [Job(["x"], {}) for _ in range(2)]
-    for job in submitted:
-        worker.submit(job)
-    with pytest.raises(lockstep.OutOfStepError, match="out of memory"):
-        worker.run()
-    assert [job.texts.exception(5).kind for job in submitted] == ["failed", "closed"]
+    pipeline.model.step = pipeline.model.run = broken
+    for options in ({}, {"num_beams": 2}):
+        worker = Worker(pipeline, most_texts=1)
+        submitted = [Job(["x"], options) for _ in range(2)]
+        for job in submitted:
+            worker.submit(job)
+        with pytest.raises(lockstep.OutOfStepError, match="out of memory"):
+            worker.run()
+        assert [job.texts.exception(5).kind for job in submitted] == ["failed", "closed"]
 
 
 def test_what_fails_between_steps_is_its_request_s_alone(
@@ -98,7 +110,7 @@ def test_what_fails_between_steps_is_its_request_s_alone(
     monkeypatch.setattr(jobs, "on_rank_0", lambda action: told.append(action()))
     worker = Worker(fake_pipeline(tmp_path))
 
-    def broken(_index: int, _text: str) -> None:
+    def broken(_piece: Any) -> None:
         raise MemoryError
 
     thread = threading.Thread(target=worker.run)

@@ -14,6 +14,7 @@ from pipeline_fakes import TEXT, fake_pipeline
 
 from libai_projects.inference.command import JsonLines, LivePrinter, Terminal
 from libai_projects.inference.jobs import Worker
+from libai_projects.inference.texts import Piece
 
 
 @pytest.fixture
@@ -52,19 +53,22 @@ def test_one_object_out_for_each_line_in(worker: Worker) -> None:
         b"\xff\xfe",
         b"[" * 100_000,
         '{"id": "ü", "prompt": "ü"}'.encode(),
+        b'{"id": "ids", "prompt": [120, 121], "stop_strings": ["n a", "?"]}',
     ]
     written, reader = answers(worker, b"\n".join(lines))
     assert [answer["id"] for answer in written] == [
-        "a", {"n": 2}, None, None, 5, 6, 7, 8, 9, 10, None, None, "ü"
+        "a", {"n": 2}, None, None, 5, 6, 7, 8, 9, 10, None, None, "ü", "ids"
     ]  # fmt: skip
-    assert [answer["line"] for answer in written] == [1, *range(3, 15)]
+    assert [answer["line"] for answer in written] == [1, *range(3, 16)]
     good = [answer for answer in written if "results" in answer]
-    assert [answer["line"] for answer in good] == [1, 3, 14]
+    assert [answer["line"] for answer in good] == [1, 3, 14, 15]
     assert good[0]["results"] == [
         {"generated_text": "x" + TEXT[:5], "new_tokens": 5, "finish_reason": "length"}
     ]
     assert [result["new_tokens"] for result in good[1]["results"]] == [3, 3]
     assert good[2]["results"][0]["generated_text"].startswith("ü")
+    stopped = {"generated_text": "xyin a", "new_tokens": 4, "finish_reason": "stop"}
+    assert good[3]["results"] == [stopped]
     errors = {answer["line"]: answer["error"] for answer in written if "error" in answer}
     assert reader.bad == len(errors) == 10
     assert all("\n" not in text for text in errors.values())
@@ -118,10 +122,11 @@ def test_terminal(
 
 def test_live_printer_shows_the_first_text_as_it_comes(capsys: pytest.CaptureFixture) -> None:
     printer = LivePrinter("a")
-    printer.feed(0, " b")
-    printer.feed(1, " x")
+    printer.feed(Piece(0, " b"))
+    printer.feed(Piece(1, " x"))
     assert capsys.readouterr().out == "a b"
-    printer.feed(0, " c")
+    printer.feed(Piece(0, " c"))
+    printer.feed(Piece(0, "", finish_reason="eos"))
     printer.finish(["a b c", "a x"])
     assert capsys.readouterr().out == " c\n\na x\n"
     # Beam search brings no pieces.

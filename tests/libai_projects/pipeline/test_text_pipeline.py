@@ -12,6 +12,7 @@ import pytest
 from pipeline_fakes import TEXT, CycleModel, fake_pipeline
 
 from libai_projects.inference.text_pipeline import TextPipeline
+from libai_projects.inference.texts import Piece
 
 
 @pytest.fixture
@@ -51,8 +52,8 @@ def test_only_rank_0_has_texts(pipeline: TextPipeline, monkeypatch: pytest.Monke
 def test_pieces_are_the_text(pipeline: TextPipeline) -> None:
     pieces: dict[int, str] = {0: "", 1: "", 2: "", 3: ""}
 
-    def on_text(index: int, text: str) -> None:
-        pieces[index] += text
+    def on_text(piece: Piece) -> None:
+        pieces[piece.index] += piece.text
 
     options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 60}
     texts = pipeline.generate(["a", "bb"], on_text=on_text, **options)

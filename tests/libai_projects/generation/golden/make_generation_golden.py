@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 import transformers
 from transformers.generation import logits_process
@@ -155,6 +156,8 @@ BATCHES = {
     "repetition penalty": {"max_new_tokens": 20, "repetition_penalty": 1.4},
     "beams": {"max_new_tokens": 20, "num_beams": 3, "num_return_sequences": 2},
 }
+# One token, parts of several, an end within a token, one that begins in the prompt or is all in it.
+STOPS = [["wa"], ["awag"], ["eguho", "xyz"], ["aw"], ["jov", "cal", "cov"], ["luj", "gu"]]
 WARPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "temperature": [("Temperature", {"temperature": 0.7})],
     "top_k 1": [("TopK", {"top_k": 1})],
@@ -197,6 +200,7 @@ def main() -> None:
         "torch": torch.__version__,
         "prefix_functions": PREFIX_FUNCTIONS,
         "cases": cases,
+        "stops": [stopped(model, prompt, stops) for stops in STOPS for prompt in PROMPTS],
     }
     text = json.dumps(golden, separators=(",", ":")).replace('{"name"', '\n{"name"')
     (HERE / "transformers.json").write_text(text + "\n")
@@ -233,6 +237,23 @@ def tiny_model() -> Any:
     assert not unexpected, unexpected
     assert set(missing) == {"lm_head.weight"}, missing
     return model
+
+
+def stopped(model: Any, prompt: list[int], stops: list[str]) -> dict[str, Any]:
+    """What is generated until a stop string is in the text."""
+    vocabulary = {word: number for number, word in enumerate(tiny_gpt2.WORDS)}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="ba"))
+    library.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=library)
+    output = model.generate(
+        torch.tensor([prompt]),
+        do_sample=False,
+        max_length=30,
+        pad_token_id=0,
+        stop_strings=stops,
+        tokenizer=tokenizer,
+    )
+    return {"name": stops, "prompt": prompt, "sequence": output[0].tolist()}
 
 
 def run(
