@@ -42,8 +42,6 @@ CONFIGS = {
     "Llama": PROJECTS / "Llama/configs/llama_inference.py",
     "GPT-2": PROJECTS / "MagicPrompt/configs/gpt2_inference.py",
 }
-# Weights, and the cache beside them.
-DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "int8": "bfloat16"}
 
 
 def training(model: str, data: Path, out: Path, minutes: float) -> list[str]:
@@ -104,9 +102,10 @@ def _run() -> int:
         best = out / "checkpoints" / "best"
         path = str(best if best.exists() else out)
         found = {}
-        for weights, cached in DTYPES.items():
-            dtypes = {"weights_dtype": weights, "cache_dtype": cached}
-            made = TextGenerationPipeline(str(config), model_path=path, mode="auto", **dtypes)
+        for weights in ("float32", "bfloat16", "int8"):
+            made = TextGenerationPipeline(
+                str(config), model_path=path, mode="auto", weights_dtype=weights
+            )
             found[weights] = quality(made.model, windows)
         base, same = found["float32"]
         for weights, (perplexity, likeliest) in found.items():

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,6 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import oneflow_accel
 from oneflow_accel import machine
@@ -48,9 +48,9 @@ from libai_projects.projects.MagicPrompt import pipeline
 from libai_projects.text.tokenizer import Tokenizer, open_tokenizer
 
 DATA = REPOSITORY.parent / "shared" / "data"
-# Sequences at once in transformers.
-TRANSFORMERS = {"transformers, one by one": 1, "transformers, batches": 32}
-START_SECONDS = 120.0
+# Until a server answers: it reads and packs weights.
+START_SECONDS = 120
+JSON = "application/json"
 HEADS = ("tokens/s", "first token s", "p99", "token ms", "p99", "answer s", "p99", "failed %")
 
 
@@ -73,7 +73,6 @@ class Answer(NamedTuple):
     error: str = ""
 
 
-Address = tuple[str, int]
 Load = Callable[[Sequence[Request], int], list[Answer]]
 
 
@@ -114,90 +113,78 @@ def draw_requests(
     return made
 
 
-def complete(address: Address, request: Request, due: float, limit: float) -> Answer:
+def complete(url: str, request: Request, due: float, limit: float) -> Answer:
     """Ask for one completion, greedily, as a stream; what goes wrong is the answer's error."""
     body = {"model": "model", "prompt": request.prompt, "max_tokens": request.tokens}
     body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-    connection = http.client.HTTPConnection(*address, timeout=limit)
+    asked = (f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": JSON})
     # llama.cpp's server says nothing of how many tokens it wrote.
-    times, end, count = [], None, request.tokens
+    times, ended, count = [], False, request.tokens
     try:
-        _check(time.monotonic() < due + limit, "no client was free in time")
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        _check(response.status == 200, f"status {response.status}")
-        for line in response:
-            name, _, data = line.strip().partition(b":")
-            if name != b"data" or data.strip() == b"[DONE]":
-                continue
-            event = json.loads(data)
-            _check("choices" in event, f"it said {data!r}")
-            for choice in event["choices"]:
-                times.append(time.monotonic() - due)
-                end = choice.get("finish_reason") or end
-            count = (event.get("usage") or {}).get("completion_tokens", count)
-            _check(time.monotonic() < due + limit, "it took too long")
-        _check(end is not None, "the stream ended early")
+        if time.monotonic() > due + limit:
+            raise TimeoutError("no client was free in time")
+        with urllib.request.urlopen(urllib.request.Request(*asked), timeout=limit) as response:
+            for line in response:
+                name, _, data = line.strip().partition(b":")
+                if name != b"data" or data.strip() == b"[DONE]":
+                    continue
+                event = json.loads(data)
+                if "choices" not in event:
+                    raise ValueError(f"it said {data!r}")
+                times += [time.monotonic() - due for _ in event["choices"]]
+                ended |= any(choice.get("finish_reason") for choice in event["choices"])
+                count = (event.get("usage") or {}).get("completion_tokens", count)
+                if time.monotonic() > due + limit:
+                    raise TimeoutError("it took too long")
+        if not ended:
+            raise ValueError("the stream ended early")
     except (OSError, http.client.HTTPException, ValueError) as error:
         return Answer(0.0, 0.0, 0, f"{type(error).__name__}: {error}"[:200])
-    finally:
-        connection.close()
     return Answer(times[0], times[-1], count)
 
 
-def _check(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise ValueError(otherwise)
-
-
-def load(
-    address: Address, limit: float, requests: Sequence[Request], clients: int
-) -> list[Answer]:
+def load(url: str, limit: float, requests: Sequence[Request], clients: int) -> list[Answer]:
     """Send each request when it arrives, at most `clients` at once; each has `limit` seconds from
     then on."""
     with ThreadPoolExecutor(clients) as pool:
         began, sent = time.monotonic(), []
         for request in requests:
             time.sleep(max(0.0, began + request.at - time.monotonic()))
-            sent.append(pool.submit(complete, address, request, began + request.at, limit))
+            sent.append(pool.submit(complete, url, request, began + request.at, limit))
         return [each.result() for each in sent]
 
 
 @contextlib.contextmanager
-def server(*command: str) -> Iterator[Address]:
+def server(*command: str) -> Iterator[str]:
     """The address of a server that runs meanwhile; its command ends with the option of a port."""
-    address = "127.0.0.1", free_port()
+    port = str(free_port())
     with tempfile.TemporaryFile() as said:
-        started = [*command, str(address[1])]
-        process = subprocess.Popen(started, stdout=said, stderr=said, cwd=REPOSITORY)
+        process = subprocess.Popen([*command, port], stdout=said, stderr=said, cwd=REPOSITORY)
         try:
-            until = time.monotonic() + START_SECONDS
-            while not _is_ready(address):
-                if process.poll() is not None or time.monotonic() > until:
-                    said.seek(0)
-                    text = said.read().decode(errors="replace")[-2000:]
-                    raise UserError(f"{' '.join(started)} did not start:\n{text}")
-                time.sleep(0.2)
-            yield address
+            for _ in range(START_SECONDS):
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5).close()
+                    break
+                if process.poll() is not None:
+                    break
+                time.sleep(1)
+            else:
+                process.kill()
+            if process.poll() is not None:
+                said.seek(0)
+                text = said.read().decode(errors="replace")[-2000:]
+                raise UserError(f"{' '.join(command)} did not start:\n{text}")
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.kill()
             process.wait()
 
 
-def _is_ready(address: Address) -> bool:
-    with contextlib.closing(http.client.HTTPConnection(*address, timeout=5)) as connection:
-        try:
-            connection.request("GET", "/v1/models")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-
-
 def transformers(
-    peer: str, model: Path, batch: int, limit: float, requests: Sequence[Request], _clients: int
+    peer: str, model: Path, limit: float, requests: Sequence[Request], clients: int
 ) -> list[Answer]:
-    asked = {"model": str(model), "batch": batch, "threads": machine.cores(), "limit": limit}
+    """Clients are sequences at once: a batch is of those that arrived until the one before ended."""
+    asked = {"model": str(model), "batch": clients, "threads": machine.cores(), "limit": limit}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({**asked, "requests": [request._asdict() for request in requests]}, file)
         file.flush()
@@ -210,13 +197,9 @@ def sides(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Load]
     """What is measured, by name; servers run meanwhile."""
     model, weights, threads = str(options.model), options.weights_dtype, str(machine.cores())
     with contextlib.ExitStack() as stack:
-        if options.url:
-            parts = urlsplit(options.url)
-            found = {options.url: (parts.hostname or "127.0.0.1", parts.port or 80)}
-        else:
-            ours = [sys.executable, pipeline.__file__, "--serve", "--model", model]
-            ours += ["--weights-dtype", weights, "--port"]
-            found = {"ours": stack.enter_context(server(*ours))}
+        ours = [sys.executable, pipeline.__file__, "--serve", "--model", model]
+        ours += ["--weights-dtype", weights, "--port"]
+        found = {"ours": options.url or stack.enter_context(server(*ours))}
         if options.peer:
             file = str(folder / "model.gguf")
             output_of([options.peer, "-m", "benchmarks.peers.llama", model, file, weights])
@@ -226,27 +209,21 @@ def sides(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Load]
             llama += ["--interrupt_requests", "false", "--port"]
             found["llama.cpp"] = stack.enter_context(server(*llama))
         loads: dict[str, Load] = {
-            name: partial(load, address, options.seconds) for name, address in found.items()
+            name: partial(load, url.rstrip("/"), options.seconds) for name, url in found.items()
         }
-        for name, batch in TRANSFORMERS.items() if options.peer else ():
-            setting = (options.peer, options.model, batch, options.seconds)
-            loads[name] = partial(transformers, *setting)
+        if options.peer:
+            once = partial(transformers, options.peer, options.model, options.seconds)
+            loads["transformers"] = once
         yield loads
 
 
 def draw(found: dict[tuple[str, int], tuple[float, ...]], title: str, path: Path) -> None:
-    """Tokens per second and the latest first tokens, by clients; dashed where there are none."""
+    """Tokens per second and the latest first tokens, by clients."""
     figure = new_figure(10, 4, title)
-    names = list(dict.fromkeys(name for name, _ in found))
     for axes, column in zip(figure.subplots(1, 2), (0, 2), strict=True):
-        for (name, clients), seen in found.items():
-            if not clients:
-                color = COLORS[names.index(name)]
-                axes.axhline(seen[column], color=color, linestyle="--", label=name)
-        for name, color in zip(names, COLORS, strict=False):
-            points = [(n, seen[column]) for (side, n), seen in found.items() if side == name and n]
-            if points:
-                axes.plot(*zip(*points, strict=True), "o-", color=color, label=name)
+        for name, color in zip(dict.fromkeys(side for side, _ in found), COLORS, strict=False):
+            points = [(n, seen[column]) for (side, n), seen in found.items() if side == name]
+            axes.plot(*zip(*points, strict=True), "o-", color=color, label=name)
         label = "p99 of the time to the first token, s" if column else "tokens per second"
         axes.set(xlabel="clients", ylabel=label, ylim=(0, None))
         tidy(axes)
@@ -305,19 +282,16 @@ def _run() -> int:
                 errors.update(f"{run[0]}: {each.error}" for each in answers if each.error)
                 return figures(requests, answers)
 
-            clients = {name: (0,) if name in TRANSFORMERS else options.clients for name in loads}
-            runs = [(name, count) for name, counts in clients.items() for count in counts]
-            found = {
-                run: medians(seen)
-                for run, seen in in_turns(runs, options.rounds, measure).items()
-            }
+            runs = [(name, clients) for clients in options.clients for name in loads]
+            seen = in_turns(runs, options.rounds, measure)
+    found = {run: medians(rounds) for run, rounds in seen.items()}
     arrive = f"{options.rate:g} a second" if options.rate else "all at once"
     sizes = f"{lengths[0]} + {lengths[1]} tokens" if lengths else "lengths of real prompts"
     title = f"{options.requests} requests, {arrive}, {sizes}, {options.weights_dtype}; "
     title += f"{oneflow_accel.current_backend().properties().name}, {machine.cores()} threads; "
     title += str(date.today())
     rows = [["side", "clients", *HEADS]]
-    rows += [[name, str(n or ""), *map(short, seen)] for (name, n), seen in found.items()]
+    rows += [[name, str(n), *map(short, seen)] for (name, n), seen in found.items()]
     show(title, rows)
     for error, count in errors.items():
         print(f"{count} x {error}")

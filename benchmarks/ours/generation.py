@@ -40,8 +40,7 @@ def _model(name: str) -> Any:
 def decode(model: str, weights: str, batch: int, prompt: int, tokens: int) -> Step:
     """The next tokens of sequences that were read; each step begins at their end again."""
     net = _model(model).eval()
-    cached = "float32" if weights == "float32" else "bfloat16"
-    steps = family_of(net).steps(net, weights_dtype=weights, cache_dtype=cached)
+    steps = family_of(net).steps(net, weights_dtype=weights)
     prompts = np.random.default_rng(0).integers(0, steps.vocab_size, (batch, prompt)).tolist()
     cache = steps.new_cache()
     read = [cache.pages.add()[0] for _ in prompts]

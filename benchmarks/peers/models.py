@@ -114,10 +114,10 @@ def _decode(model: nn.Module, batch: int, prompt: int, tokens: int) -> Step:
         return logits.argmax(-1)
 
     def step() -> None:
-        past.crop(prompt)
         last = first
         for _ in range(tokens):
             last = read(last)
+        past.crop(-tokens)
 
     with torch.no_grad():
         first = read(ids)

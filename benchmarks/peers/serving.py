@@ -1,10 +1,10 @@
-"""Requests to transformers' `generate`, for benchmarks.serving, in the order in which they arrive.
+"""transformers' `generate` for benchmarks.serving, without a server.
 
     python -m benchmarks.peers.serving FOLDER       writes a model of GPT-2 small's shape
-    python -m benchmarks.peers.serving FILE.json    prints a line of JSON: an Answer for each
+    python -m benchmarks.peers.serving FILE.json    prints a line of JSON: an Answer to each request
 
-FILE has the folder of a `model`, how many sequences make a `batch`, `threads`, the `seconds` that a
-request may take, and `requests`.
+FILE has the folder of a `model`, `batch`, `threads`, the `limit` of seconds that a request may wait,
+and `requests`.
 """
 
 from __future__ import annotations
@@ -21,40 +21,38 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from benchmarks.peers.models import fastest_dtype
 
 
-def answer(model: Any, batch: int, requests: list[dict[str, Any]], limit: float) -> list[Any]:
-    """All that have arrived when the batch before is done make the next one, `batch` at most; it is
-    as long as its longest."""
-    found: list[dict[str, Any]] = []
+def answers(model: Any, batch: int, requests: list[dict[str, Any]], limit: float) -> list[Any]:
+    """Those that have arrived when a batch is done make the next one, which is as long as its
+    longest."""
+    found: list[Any] = []
     began = time.perf_counter()
-    while len(found) < len(requests):
-        rest = requests[len(found) :]
-        time.sleep(max(0.0, rest[0]["at"] - (time.perf_counter() - began)))
+    while rest := requests[len(found) :]:
+        time.sleep(max(0.0, began + rest[0]["at"] - time.perf_counter()))
         now = time.perf_counter() - began
-        if now - rest[0]["at"] > limit:
-            found.append({"error": "no answer in time"})
+        if now > rest[0]["at"] + limit:
+            found.append((0.0, 0.0, 0, "no answer in time"))
             continue
         chosen = [request for request in rest[:batch] if request["at"] <= now]
         longest = max(len(request["ids"]) for request in chosen)
-        rows = [[0] * (longest - len(request["ids"])) + request["ids"] for request in chosen]
-        mask = [[int(at >= longest - len(r["ids"])) for at in range(longest)] for r in chosen]
+        # Filled up on the left.
+        rows = [[0] * (longest - len(each["ids"])) + each["ids"] for each in chosen]
+        seen = torch.arange(longest) >= longest - torch.tensor([[len(r["ids"])] for r in chosen])
         times: list[float] = []
 
-        def note(ids: torch.Tensor, scores: Any, times: list[float] = times) -> torch.Tensor:
+        def note(ids: torch.Tensor, _: Any, times: list[float] = times) -> torch.Tensor:
             times.append(time.perf_counter() - began)
             return torch.zeros(len(ids), dtype=torch.bool)
 
         model.generate(
             torch.tensor(rows),
-            attention_mask=torch.tensor(mask),
+            attention_mask=seen.long(),
             pad_token_id=0,
             max_new_tokens=max(request["tokens"] for request in chosen),
             do_sample=False,
             stopping_criteria=[note],
         )
-        for request in chosen:
-            last = times[request["tokens"] - 1] - request["at"]
-            first = times[0] - request["at"]
-            found.append({"first": first, "last": last, "tokens": request["tokens"]})
+        for at, count in ((request["at"], request["tokens"]) for request in chosen):
+            found.append((times[0] - at, times[count - 1] - at, count))
     return found
 
 
@@ -63,12 +61,12 @@ def main(place: str) -> None:
         GPT2LMHeadModel(GPT2Config()).save_pretrained(place)
         return
     asked = json.loads(Path(place).read_text())
-    torch.set_num_threads(asked["threads"])
-    model = AutoModelForCausalLM.from_pretrained(asked["model"], dtype=torch.float32).eval()
+    torch.set_num_threads(asked.pop("threads"))
+    model = AutoModelForCausalLM.from_pretrained(asked.pop("model"), dtype=torch.float32).eval()
     # As many tokens each time, whatever they are.
     model.generation_config.eos_token_id = None
     model.to(fastest_dtype(model, asked["batch"]))
-    print(json.dumps(answer(model, asked["batch"], asked["requests"], asked["seconds"])))
+    print(json.dumps(answers(model, **asked)))
 
 
 if __name__ == "__main__":
