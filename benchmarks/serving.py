@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -113,9 +114,9 @@ def draw_requests(
     return made
 
 
-def complete(url: str, request: Request, due: float, limit: float) -> Answer:
+def complete(url: str, model: str, request: Request, due: float, limit: float) -> Answer:
     """Ask for one completion, greedily, as a stream; what goes wrong is the answer's error."""
-    body = {"model": "model", "prompt": request.prompt, "max_tokens": request.tokens}
+    body = {"model": model, "prompt": request.prompt, "max_tokens": request.tokens}
     body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     asked = (f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": JSON})
     # llama.cpp's server says nothing of how many tokens it wrote.
@@ -138,6 +139,8 @@ def complete(url: str, request: Request, due: float, limit: float) -> Answer:
                     raise TimeoutError("it took too long")
         if not ended:
             raise ValueError("the stream ended early")
+    except urllib.error.HTTPError as error:
+        return Answer(0.0, 0.0, 0, f"{error}: {error.read(200).decode(errors='replace')}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         return Answer(0.0, 0.0, 0, f"{type(error).__name__}: {error}"[:200])
     return Answer(times[0], times[-1], count)
@@ -146,11 +149,13 @@ def complete(url: str, request: Request, due: float, limit: float) -> Answer:
 def load(url: str, limit: float, requests: Sequence[Request], clients: int) -> list[Answer]:
     """Send each request when it arrives, at most `clients` at once; each has `limit` seconds from
     then on."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=limit) as answer:
+        model = json.load(answer)["data"][0]["id"]
     with ThreadPoolExecutor(clients) as pool:
         began, sent = time.monotonic(), []
         for request in requests:
             time.sleep(max(0.0, began + request.at - time.monotonic()))
-            sent.append(pool.submit(complete, url, request, began + request.at, limit))
+            sent.append(pool.submit(complete, url, model, request, began + request.at, limit))
         return [each.result() for each in sent]
 
 

@@ -39,6 +39,7 @@ class Completions(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "tiny"}]}')
 
     def do_POST(self) -> None:
         cls = type(self)
@@ -81,13 +82,13 @@ def url() -> Iterator[str]:
 
 def test_a_stream_is_asked_for_and_timed(url) -> None:
     due = time.monotonic() - 1.0
-    answer = serving.complete(url, Request(0.0, "fine", [1], 3), due, 5.0)
+    answer = serving.complete(url, "tiny", Request(0.0, "fine", [1], 3), due, 5.0)
     assert answer.error == "" and answer.tokens == 3
     # From the arrival, a second before it was sent.
     assert 1.0 < answer.first < answer.last < 3.0
     sent = Completions.asked[-1]
     assert (sent["max_tokens"], sent["stream"], sent["temperature"]) == (3, True, 0)
-    counted = serving.complete(url, Request(0.0, "counted", [1], 3), due, 5.0)
+    counted = serving.complete(url, "tiny", Request(0.0, "counted", [1], 3), due, 5.0)
     assert counted.tokens == 7
 
 
@@ -103,15 +104,15 @@ def test_a_stream_is_asked_for_and_timed(url) -> None:
 )
 def test_what_goes_wrong_is_the_answers_error(url, way: str, error: str) -> None:
     limit = 0.2 if way == "slow" else 5.0
-    answer = serving.complete(url, Request(0.0, way, [1], 2), time.monotonic(), limit)
+    answer = serving.complete(url, "tiny", Request(0.0, way, [1], 2), time.monotonic(), limit)
     assert error in answer.error
 
 
 def test_a_request_without_a_server_or_a_client_in_time_is_an_error() -> None:
     request = Request(0.0, "fine", [1], 2)
-    nobody = serving.complete("http://127.0.0.1:1", request, time.monotonic(), 5.0)
+    nobody = serving.complete("http://127.0.0.1:1", "tiny", request, time.monotonic(), 5.0)
     assert "refused" in nobody.error
-    late = serving.complete("http://127.0.0.1:1", request, time.monotonic() - 6.0, 5.0)
+    late = serving.complete("http://127.0.0.1:1", "tiny", request, time.monotonic() - 6.0, 5.0)
     assert "no client was free" in late.error
 
 
@@ -120,7 +121,7 @@ def test_requests_are_sent_as_they_arrive_by_so_many_clients(url) -> None:
     Completions.now = Completions.most = 0
     answers = serving.load(url, 5.0, requests, 2)
     assert [answer.error for answer in answers] == [""] * 8
-    assert Completions.most <= 2
+    assert Completions.most <= 2 and Completions.asked[-1]["model"] == "tiny"
     speed, first, *_, failed = serving.figures(requests, answers)
     assert 0 < speed < 24 / 0.35 and 0 < first < 2 and failed == 0
 
