@@ -62,12 +62,12 @@ def quality(model: Any, windows: np.ndarray) -> tuple[float, np.ndarray]:
         number, _ = cache.pages.add()
         step = model.plan(cache, [(number, ids[:-1].tolist())])
         step = replace(step, last=np.arange(len(ids) - 1))
-        logits = model.run(step, cache).astype(np.float64)
+        logits = model.run(step, cache)
         cache.pages.release(number)
-        logits -= logits.max(-1, keepdims=True)
-        sums = np.log(np.exp(logits).sum(-1))
-        losses.append(sums - logits[np.arange(len(logits)), ids[1:]])
         best.append(logits.argmax(-1))
+        logits = logits - logits.max(-1, keepdims=True)
+        sums = np.exp(logits).sum(-1, dtype=np.float64)
+        losses.append(np.log(sums) - logits[np.arange(len(logits)), ids[1:]])
     return float(np.exp(np.mean(losses))), np.stack(best)
 
 
