@@ -130,7 +130,8 @@ $(PEER)/.requirements: requirements/peer.txt
 # Another peer, for generation and serving: compiled for this machine in some minutes, so only where
 # it is asked for. With its AMX kernels it crashed.
 $(PEER)/.llama: $(PEER)/.requirements requirements/llama.txt
-	@CMAKE_ARGS="-DGGML_NATIVE=ON -DGGML_AMX_INT8=OFF -DGGML_AMX_TILE=OFF -DGGML_AMX_BF16=OFF" \
+	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_TILE=OFF \
+	  -DGGML_AMX_BF16=OFF" \
 	  $(PEER)/bin/python -m pip --disable-pip-version-check --quiet install \
 	  -r requirements/llama.txt
 	@touch $@

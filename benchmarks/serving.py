@@ -188,7 +188,7 @@ def server(*command: str) -> Iterator[str]:
 def transformers(
     peer: str, model: Path, limit: float, requests: Sequence[Request], clients: int
 ) -> list[Answer]:
-    """Clients are sequences at once: a batch is of those that arrived until the one before ended."""
+    """`clients` are sequences at once: those that arrived until the batch before ended."""
     asked = {"model": str(model), "batch": clients, "threads": machine.cores(), "limit": limit}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({**asked, "requests": [request._asdict() for request in requests]}, file)

@@ -3,8 +3,8 @@
     python -m benchmarks.peers.serving FOLDER       writes a model of GPT-2 small's shape
     python -m benchmarks.peers.serving FILE.json    prints a line of JSON: an Answer to each request
 
-FILE has the folder of a `model`, `batch`, `threads`, the `limit` of seconds that a request may wait,
-and `requests`.
+FILE has the folder of a `model`, `batch`, `threads`, the `limit` of seconds that a request may
+wait, and `requests`.
 """
 
 from __future__ import annotations

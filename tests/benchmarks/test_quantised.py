@@ -1,4 +1,4 @@
-"""benchmarks.quantised: perplexity and likeliest tokens of a model that is read window by window."""
+"""benchmarks.quantised: perplexity and likeliest tokens of a model, read window by window."""
 
 from __future__ import annotations
 
