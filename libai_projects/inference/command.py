@@ -228,7 +228,7 @@ _READER = "prompts"
 _SAME_NAME = {
     *("config_file", "data_parallel", "tensor_parallel", "pipeline_parallel", "mode", "device"),
     *("pipeline_stage_id", "pipeline_num_layers", "vocab_file", "merges_file", "tokenizer"),
-    "overrides",
+    *("overrides", "weights_dtype", "cache_dtype"),
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.kernels.generation import CacheDtype, WeightsDtype
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
@@ -114,10 +115,15 @@ class Command(Flags):
     merges_file: str | None = flag(None, "FILE")
     "merges.txt of the tokenizer (default: $MAGICPROMPT_MERGES, else likewise)"
     tokenizer: str | None = flag(None, "PATH")
-    """a Llama's tokenizer.json or tokenizer.model, or the folder it is in (default:
+    """tokenizer.json or tokenizer.model, or the folder it is in (default: for a Llama
     $LLAMA_TOKENIZER, else the one beside a Hugging Face model)"""
     device: str | None = flag(None, "NAME")
     "device (default: $ONEFLOW_ACCEL_DEVICE, else the best)"
+    weights_dtype: WeightsDtype = flag("float32")
+    """what the weights of linear layers are rounded to for generation: fewer bytes to read for each
+    token. int8 has a scale for each output, and rounds what is multiplied too"""
+    cache_dtype: CacheDtype | None = flag(None)
+    "likewise keys and values (default: float32 beside float32 weights, else bfloat16)"
 
     tensor_parallel: Positive | None = flag(None, "N", group=("several processes",))
     "processes that share each layer (default: what the others leave)"

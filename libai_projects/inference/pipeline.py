@@ -12,6 +12,7 @@ import oneflow_accel
 from oneflow_accel import distributed
 from oneflow_accel.agree import everywhere, on_rank_0, plain_values, require_same
 from oneflow_accel.errors import UserError
+from oneflow_accel.kernels.generation import CacheDtype, WeightsDtype
 
 from libai.config import instantiate
 from libai.utils import distributed as dist
@@ -26,6 +27,7 @@ from libai_projects.inference.options import MODES, check_stages, choose_layout
 from libai_projects.inference.text_pipeline import TextPipeline, Words
 from libai_projects.models.families import family_of
 from libai_projects.models.step_model import StepModel
+from libai_projects.text.tokenizer import open_tokenizer
 from libai_projects.weights import monarch
 from libai_projects.weights.libai_checkpoints import detect_mode, find_model
 from libai_projects.weights.table import initial_weights
@@ -52,6 +54,8 @@ class TextGenerationPipeline(TextPipeline):
             one beside a Hugging Face model.
         mode: "huggingface" (a folder with config.json and weights), "libai" (a checkpoint, its
             `model` folder, or a run's output folder), "random" (for tests) or "auto", by the path.
+        weights_dtype, cache_dtype: what weights, and keys and values, are rounded to; see
+            `models.step_model.StepModel`.
         overrides: "key=value" texts that change the config.
         generation: options of `GenerationOptions` that differ from the config's.
 
@@ -74,6 +78,8 @@ class TextGenerationPipeline(TextPipeline):
         vocab_file: str | None = None,
         merges_file: str | None = None,
         tokenizer: str | None = None,
+        weights_dtype: WeightsDtype = "float32",
+        cache_dtype: CacheDtype | None = None,
         overrides: Sequence[str] = (),
         **generation: object,
     ) -> None:
@@ -109,7 +115,8 @@ class TextGenerationPipeline(TextPipeline):
         if distributed.world_size() > 1:
             words = json.dumps([built.decode([token]) for token in range(built.vocab_size)])
             require_same({"the tokenizer's words": sha256(words.encode()).hexdigest()})
-        step_model = _build(cfg, kind, path, built)
+        dtypes = {"weights_dtype": weights_dtype, "cache_dtype": cache_dtype}
+        step_model = _build(cfg, kind, path, built, dtypes)
         super().__init__(
             step_model,
             built,
@@ -139,6 +146,13 @@ PADDED_TO = 8
 
 def _tokenizer(cfg: DictConfig, given: dict[str, str | None], model: Path | None) -> object:
     files = cfg.tokenization.tokenizer
+    if "vocab_file" in files and not (given["vocab_file"] or given["merges_file"]):
+        # GPT-2's, for which a tokenizer.json does as well.
+        path, lacking = given["path"], not Path(files.vocab_file).exists()
+        if lacking and model is not None and not (model / "vocab.json").exists():
+            path = path or (str(model) if (model / "tokenizer.json").is_file() else None)
+        if path is not None:
+            return open_tokenizer(path)
     for key, path in given.items():
         if key not in files:
             if path is not None:
@@ -153,7 +167,9 @@ def _tokenizer(cfg: DictConfig, given: dict[str, str | None], model: Path | None
     return instantiate(files)
 
 
-def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> StepModel:
+def _build(
+    cfg: DictConfig, kind: str, path: Path | None, tokenizer: object, dtypes: dict[str, Any]
+) -> StepModel:
     """Build the model in its layout, load its weights and make it step. Collective."""
     model_cfg, sizes, family = cfg.model.cfg, cfg.train.dist, family_of(cfg.model._target_)
     table = family.table
@@ -197,4 +213,4 @@ def _build(cfg: DictConfig, kind: str, path: Path | None, tokenizer: object) -> 
     if path is None and distributed.is_main():
         state = dict(initial_weights(table, {**model_cfg, "vocab_size": real}, cfg.train.seed))
     weights.load_into(model, state, table=table)
-    return family.steps(model)
+    return family.steps(model, **dtypes)

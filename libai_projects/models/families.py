@@ -31,7 +31,7 @@ class Family:
     table: Table
     check: Callable[[Mapping[str, Any], int], object]
     model: type[nn.Module]
-    steps: Callable[[Any], StepModel]
+    steps: Callable[..., StepModel]
 
 
 FAMILIES = (

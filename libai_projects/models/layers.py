@@ -1,6 +1,5 @@
-"""What blocks are made of, on global tensors for training and on this process's part of them for
-generation: dropout joined with what comes before it, causal attention, and linear layers, LiBai's
-dense ones, Monarch or block-diagonal ones.
+"""What blocks are made of, on global tensors: dropout joined with what comes before it, causal
+attention, and linear layers, LiBai's dense ones, Monarch or block-diagonal ones.
 
 The fused operators of dropout draw their masks as the dropout operator does: right on one process
 in eager mode, but under nn.Graph from one fixed seed, and on several processes not equal where a
@@ -8,38 +7,28 @@ tensor is broadcast. There `oneflow.rand` draws the mask, as in the patched nn.D
 
 A linear layer made with parallel="col" takes whole inputs and gives outputs split over tensor
 parallelism. One made with parallel="row" takes split inputs and ends a branch of the block: it gets
-the residual too, and gives residual + dropout(product + bias), whole. Each process that generates
-keeps a Monarch or block-diagonal layer whole: for the few tokens of a step that costs less than an
-exchange in the middle.
+the residual too, and gives residual + dropout(product + bias), whole.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.inference.huge_pages import use_huge_pages
 from oneflow_accel.kernels.attention import (
     HIDDEN,
     causal_softmax,
     causal_softmax_mask_scale,
-    scaled_dot_product_attention,
 )
-from oneflow_accel.kernels.linear import bias_mask_scale, linear
-from oneflow_accel.kernels.monarch import monarch_multiply
+from oneflow_accel.kernels.linear import bias_mask_scale
 from oneflow_accel.patching.runtime import draws_masks
 
-import numpy as np
 import oneflow as flow
 from libai.layers import Linear, TransformerLayer
 from libai.utils import distributed as dist
 from oneflow import nn
 from oneflow.nn.graph import GraphModule
 
-from libai_projects.models.processes import COLUMNS, ROWS, Place, local
 from libai_projects.weights.monarch import QKV_PARTS
 from monarch_flow.layers import BlockdiagLinear, LinearConfig, MonarchLinear, StructuredLinear
 from monarch_flow.parallel import (
@@ -128,6 +117,17 @@ def loss_of_tokens(
     return {"lm_loss": losses.sum() / (count + (count == 0.0).to(count.dtype))}
 
 
+class Head(nn.Module):
+    """The weight of the logits, split over the vocabulary, on the last stage, of a model that does
+    not take the token embedding for it."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        over_rows = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)])
+        place = {"placement": dist.get_layer_placement(-1), "sbp": over_rows}
+        self.weight = nn.Parameter(flow.empty((vocab_size, hidden_size), **place))
+
+
 def set_stages(model: nn.Module, first: type[nn.Module], norm: nn.Module, last: Any) -> None:
     """Say to LiBai's graphs on which pipeline stage each part is: those of type `first` are on the
     first one, blocks on their layer's, `norm` and those of types `last` on the last."""
@@ -172,24 +172,24 @@ def causal_attention(
     dropout: nn.Dropout,
     *,
     fused: bool,
+    scale: float,
     layer_scale: int = 1,
 ) -> flow.Tensor:
-    """dropout(softmax(q k^T / sqrt(head size))) v, operator by operator (Vaswani et al. 2017).
+    """dropout(softmax(scale q k^T)) v, operator by operator (Vaswani et al. 2017).
 
     Tensors are (batch, heads, time, head size), global. With `fused` one operator scales, masks,
     normalizes and drops. The scores are divided by `layer_scale` inside the product and multiplied
     after it: the same function, for the range of half precision.
     """
-    scale = float(layer_scale)
-    factor = 1.0 / (math.sqrt(query.shape[-1]) * scale)
-    scores = flow.matmul(query, key, transpose_b=True, alpha=factor)
+    scores = flow.matmul(query, key, transpose_b=True, alpha=scale / layer_scale)
+    back = float(layer_scale)
     if not fused:
-        weights = dropout(causal_softmax(scores, scale))
+        weights = dropout(causal_softmax(scores, back))
     elif is_active(dropout):
-        weights = fused_causal_softmax_dropout(scores, scale, dropout)
+        weights = fused_causal_softmax_dropout(scores, back, dropout)
     else:
         seen = _causal_mask(scores)
-        weights = flow._C.fused_scale_mask_softmax(scores, seen, fill_value=HIDDEN, scale=scale)
+        weights = flow._C.fused_scale_mask_softmax(scores, seen, fill_value=HIDDEN, scale=back)
     return flow.matmul(weights, value)
 
 
@@ -201,72 +201,6 @@ def _causal_mask(scores: flow.Tensor) -> flow.Tensor:
     place = {"dtype": flow.int32, "placement": scores.placement, "sbp": sbp}
     row = flow.arange(rows, **place).reshape(1, 1, rows, 1) + (columns - rows)
     return flow.arange(columns, **place).reshape(1, 1, 1, columns) <= row
-
-
-class Hidden:
-    """Which tokens the last `queries` positions see beyond the causal rule: `mask` (batch, length)
-    bool is False for padding. With `fused` softmax takes truth values, else a sum."""
-
-    def __init__(self, mask: np.ndarray, queries: int, device: flow.device, fused: bool) -> None:
-        length = mask.shape[1]
-        seen = np.tril(np.ones((queries, length), dtype=bool), length - queries)
-        seen = mask[:, None, None, :] & seen
-        self._fused = fused
-        # Made on the host: not every device has tril and masked_fill.
-        values = seen if fused else np.where(seen, 0.0, HIDDEN).astype(np.float32)
-        self._tensor = flow.tensor(np.ascontiguousarray(values), device=device)
-
-    def softmax(self, scores: flow.Tensor, scale: float) -> flow.Tensor:
-        """(batch, heads, queries, length) scores to weights."""
-        if self._fused:
-            return flow._C.fused_scale_mask_softmax(
-                scores, self._tensor, fill_value=HIDDEN, scale=scale
-            )
-        return flow.softmax(scores * scale + self._tensor, dim=-1)
-
-
-@dataclass
-class Past:
-    """What layer `layer` sees in a step of generation; `pairs` are local keys and values, `angles`
-    the new tokens' where the model turns keys and queries.
-
-    These grow by concatenation: a buffer of the full length would have to be made contiguous for
-    the attention operator at every step, which copies as much.
-    """
-
-    pairs: list[Pair | None]
-    layer: int
-    hidden: Hidden | None
-    angles: Pair | None = None
-
-    @property
-    def held(self) -> Pair | None:
-        return self.pairs[self.layer]
-
-    def keep(self, key: flow.Tensor, value: flow.Tensor) -> None:
-        self.pairs[self.layer] = (key, value)
-
-    def attend(self, query: flow.Tensor, key: flow.Tensor, value: flow.Tensor) -> flow.Tensor:
-        """Append keys and values and attend to all of them: (batch, heads, new, head size), of
-        which keys and values may have fewer heads."""
-        held = self.held
-        if held is not None:
-            key, value = flow._C.concat([held[0], key], 2), flow._C.concat([held[1], value], 2)
-        self.keep(key, value)
-        scale = 1.0 / math.sqrt(query.shape[-1])
-        if self.hidden is None:
-            causal = query.shape[2] > 1
-            return scaled_dot_product_attention(query, key, value, causal=causal, scale=scale)
-        batch, heads, time, size = query.shape
-        # Heads that share keys and values are more rows of one product.
-        rows = batch, key.shape[1], -1
-        scores = flow._C.matmul(query.reshape(*rows, size), key, transpose_b=True)
-        weights = self.hidden.softmax(scores.reshape(batch, heads, time, -1), scale)
-        return flow._C.matmul(weights.reshape(*rows, key.shape[2]), value).reshape(*query.shape)
-
-
-# The type of an implementation of the operation "linear".
-Product = Callable[..., flow.Tensor]
 
 
 def drawn_later(tensor: flow.Tensor) -> flow.Tensor:
@@ -395,81 +329,3 @@ class QueryKeyValue(nn.Module):
             part.reshape(batch, time, width // self.head_size, self.head_size) for part in parts
         ]
         return flow.cat(heads, dim=3).reshape(batch, time, 3 * width)
-
-
-def local_linear(module: nn.Module, place: Place) -> LocalLinear | LocalStructured:
-    """This process's part of one of the layers above, as a function of local tensors."""
-    if isinstance(module, Projection):
-        names = ("blkdiag1", "blkdiag2") if isinstance(module, MonarchLinear) else ("weight",)
-        arrays = tuple(local(getattr(module, name)) for name in names)
-        return LocalStructured(arrays, local(module.bias), place, module.output == SPLIT)
-    split = module.parallel == "col"
-    # The operator that adds the bias and the residual to the product takes the weight (out, in).
-    weight = local(module.weight, COLUMNS if split else ROWS).transpose(0, 1).contiguous()
-    use_huge_pages(weight)
-    if module.bias is None:
-        return LocalLinear(weight, None, place, split, _product)
-    bias = local(module.bias, ROWS) if split else local(module.bias)
-    sample = flow.empty(1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    return LocalLinear(weight, bias, place, split, linear.choose(sample, weight, bias))
-
-
-def _product(x: flow.Tensor, weight: flow.Tensor, _bias: None) -> flow.Tensor:
-    return flow._C.matmul(x, weight, transpose_b=True)
-
-
-@dataclass(frozen=True)
-class LocalLinear:
-    """x weight^T + bias, of some rows of the weight (out, in) or, not `split`, of some columns, and
-    then with the residual, if there is one."""
-
-    weight: flow.Tensor
-    bias: flow.Tensor | None
-    place: Place
-    split: bool
-    product: Product
-
-    def __call__(self, x: flow.Tensor, residual: flow.Tensor | None = None) -> flow.Tensor:
-        alone = len(self.place.group) == 1
-        if self.split or (alone and residual is None):
-            return self.product(x, self.weight, self.bias)
-        if alone:
-            return self.product(x, self.weight, self.bias, residual)
-        y = self.place.sum(flow._C.matmul(x, self.weight, transpose_b=True))
-        y = y if self.bias is None else y + self.bias
-        return y if residual is None else residual + y
-
-
-@dataclass(frozen=True)
-class LocalStructured:
-    """A whole Monarch layer, of two factors, or block-diagonal one, of its blocks; its outputs are
-    split over processes or, not `split`, its inputs."""
-
-    arrays: tuple[flow.Tensor, ...]
-    bias: flow.Tensor
-    place: Place
-    split: bool
-
-    def __call__(self, x: flow.Tensor, residual: flow.Tensor | None = None) -> flow.Tensor:
-        group = self.place.group
-        if not self.split and len(group) > 1:
-            x = self.place.join(x.contiguous(), (x.shape[-1],) * len(group))
-        y = self._product(x)
-        if not self.split:
-            return residual + y
-        width = y.shape[-1] // len(group)
-        if len(group) == 1:
-            return y
-        return flow._C.narrow(y, y.ndim - 1, width * group.index(self.place.rank), width)
-
-    def _product(self, x: flow.Tensor) -> flow.Tensor:
-        outputs = self.bias.shape[0]
-        if len(self.arrays) == 2:
-            return monarch_multiply(x, *self.arrays, self.bias, out_features=outputs)
-        (weight,) = self.arrays
-        blocks, block_out, block_in = weight.shape
-        x = flow._C.pad(x, [0, blocks * block_in - x.shape[-1]])
-        rows = x.reshape(-1, blocks, block_in).permute(1, 0, 2)
-        y = flow._C.matmul(rows, weight, transpose_b=True).permute(1, 0, 2)
-        y = y.reshape(*x.shape[:-1], blocks * block_out)
-        return flow._C.narrow(y, y.ndim - 1, 0, outputs) + self.bias

@@ -1,132 +1,68 @@
-"""A model one step at a time, for generation: numpy in, the logits of the last position out, under
-every parallel layout. The protocol is `libai_projects.generation.interface.StepModel`.
+"""A model one step at a time, for generation: numpy in, logits out, under every parallel layout.
+The protocol is `libai_projects.generation.interface.StepModel`.
 
-The modules are those of training, with this process's part of the weights as local tensors: only
-the sums over tensor parallelism and what goes to the next stage leave the process.
+What a model does with tokens is in `decoder`; here are the cache of keys and values, and the way
+through the stages of a pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from oneflow_accel import machine
 from oneflow_accel.errors import UserError
-from oneflow_accel.inference.huge_pages import use_huge_pages
+from oneflow_accel.kernels.generation import PAGE, CacheDtype, WeightsDtype, new_pages
 
 import numpy as np
 import oneflow as flow
-from libai.layers import Embedding, LayerNorm, Linear, VocabEmbedding
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.models.layers import Hidden, Pair, Past, Projection, local_linear
+from libai_projects.models.decoder import DecoderLayer, LocalLayers, Pages
 from libai_projects.models.options import ModelOptions
-from libai_projects.models.processes import BROADCAST, ROWS, Place, local, shares
+from libai_projects.models.pages import NoPagesError, PagedCache, Step
+from libai_projects.models.processes import ROWS, Place, shares
+
+Pair = tuple[flow.Tensor, flow.Tensor]
 
 
-@dataclass(frozen=True)
-class LocalNorm:
-    weight: flow.Tensor
-    bias: flow.Tensor
-    eps: float
+@dataclass
+class Cache:
+    """Sequences that a model is reading: which pages they have, and the keys and values in them of
+    each of this stage's layers. Process 0 alone needs the former, if it tells the others steps."""
 
-    def __call__(self, x: flow.Tensor) -> flow.Tensor:
-        shape = self.weight.shape
-        return flow.nn.functional.layer_norm(x, shape, self.weight, self.bias, self.eps)
+    pages: PagedCache
+    tensors: list[Pair]
 
-
-class LocalEmbedding:
-    """Rows of an embedding that may be split over tensor parallelism; `place` None: it is whole."""
-
-    def __init__(self, weight: flow.Tensor, place: Place | None = None) -> None:
-        rows = shares(weight.shape[0], 1 if place is None else len(place.group))
-        self._place = place if len(rows) > 1 else None
-        self._weight = local(weight, BROADCAST if place is None else ROWS)
-        self._first = 0 if place is None else sum(rows[: place.group.index(place.rank)])
-
-    def __call__(self, ids: np.ndarray, _positions: np.ndarray | None = None) -> flow.Tensor:
-        """(batch, time) int64 to (batch, time, width)."""
-        weight, device = self._weight, self._weight.device
-        if self._place is None:
-            ids = flow.tensor(np.ascontiguousarray(ids), device=device)
-            return flow._C.gather(weight, ids, axis=0)
-        # Tokens of another process's rows are 0 here and come in with the sum.
-        own = ids - self._first
-        mine = (own >= 0) & (own < weight.shape[0])
-        rows = flow._C.gather(weight, flow.tensor(np.where(mine, own, 0), device=device), axis=0)
-        mine = flow.tensor(mine[..., None].astype(np.float32), device=device)
-        return self._place.sum(rows * mine)
+    def grow(self, pages: int) -> None:
+        """Tensors of at least so many pages; what is written stays."""
+        there = len(self.tensors[0][0]) if self.tensors else pages
+        if pages <= there:
+            return
+        # Twice as many, so that growing copies each page a few times at most.
+        pages = max(pages, 2 * there)
+        if self.pages.capacity is not None:
+            pages = min(pages, self.pages.capacity)
+        for layer, pair in enumerate(self.tensors):
+            grown = []
+            for old in pair:
+                new = flow.zeros(pages, *old.shape[1:], dtype=old.dtype, device=old.device)
+                if there:
+                    new[:there] = old
+                grown.append(new)
+            self.tensors[layer] = (grown[0], grown[1])
 
 
-_LOCAL: tuple[tuple[type | tuple[type, ...], Callable[[nn.Module, Place], Any]], ...] = (
-    ((Linear, Projection), local_linear),
-    (LayerNorm, lambda module, _: LocalNorm(local(module.weight), local(module.bias), module.eps)),
-    (VocabEmbedding, lambda module, place: LocalEmbedding(module.weight, place)),
-    (Embedding, lambda module, _: LocalEmbedding(module.weight)),
-    (nn.Dropout, lambda _module, _place: _identity),
-)
+@dataclass
+class Rows:
+    """A batch of sequences, for `StepModel.step`: their numbers in the cache, or, without a cache,
+    their tokens."""
 
-
-def on_this_process(module: nn.Module, place: Place) -> Any:
-    """One of LiBai's layers or of `layers`, or a module of such, on local tensors; collective. A
-    model's own layer that has weights says itself what it becomes, in `on_this_process`."""
-    if hasattr(type(module), "on_this_process"):
-        return module.on_this_process()
-    for kind, make in _LOCAL:
-        if isinstance(module, kind):
-            return make(module, place)
-    part = object.__new__(type(module))
-    part.__dict__.update(module.__dict__, _modules={})
-    # Plain attributes, since the parts need not be modules.
-    part.__dict__.update((name, on_this_process(x, place)) for name, x in module.named_children())
-    return part
-
-
-def _identity(x: flow.Tensor) -> flow.Tensor:
-    return x
-
-
-class KeyValueCache:
-    """Keys and values of this stage's layers, (batch, heads, length, head size) each."""
-
-    def __init__(self, batch_size: int, layers: int) -> None:
-        self.batch_size = batch_size
-        self.length = 0
-        self.pairs: list[Pair | None] = [None] * layers
-
-    def select(self, rows: np.ndarray) -> None:
-        self.batch_size = len(rows)
-        for layer, held in enumerate(self.pairs):
-            if held is not None:
-                index = flow.tensor(rows, dtype=flow.int64, device=held[0].device)
-                key, value = (flow._C.gather(each, index, axis=0) for each in held)
-                self.pairs[layer] = key, value
-
-
-class TokenCache:
-    """Tokens and positions, (batch, length) int64, to compute everything again at each step."""
-
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
-        self.ids = np.empty((batch_size, 0), dtype=np.int64)
-        self.positions = self.ids
-
-    @property
-    def length(self) -> int:
-        return int(self.ids.shape[1])
-
-    def extend(self, ids: np.ndarray, positions: np.ndarray) -> None:
-        self.ids = np.concatenate([self.ids, ids], axis=1)
-        self.positions = np.concatenate([self.positions, positions], axis=1)
-
-    def select(self, rows: np.ndarray) -> None:
-        self.ids, self.positions = self.ids[rows], self.positions[rows]
-        self.batch_size = len(rows)
-
-
-Cache = KeyValueCache | TokenCache
+    cache: Cache | None
+    numbers: list[int]
+    tokens: list[np.ndarray] = field(default_factory=list)
 
 
 class StepModel:
@@ -136,53 +72,78 @@ class StepModel:
     are global, and their weights are read now: load them before.
 
     Args:
-        embeddings: (tokens, positions) to (batch, time, width).
-        layers: each (x, past) to the same shape; see `layers.Past`.
+        blocks: the model's, of which `_layer` makes what computes them.
+        norm: the last one.
         head: (vocabulary, width), of the logits.
-        key_width: numbers of a token's key in each layer; None: as many as of an embedding.
         options: the model's; logits have its real vocabulary, without padding rows.
-        fused_softmax: whether one operator masks and normalizes scores.
+        key_heads: heads of keys and values, of all processes together.
+        head_size: numbers of a head.
+        weights_dtype: what the weights of linear layers are rounded to.
+        cache_dtype: what keys and values are rounded to; None: float32 beside float32 weights,
+            else bfloat16.
     """
+
+    shares_prefixes = True
+    """Whether sequences that begin alike have the same keys there."""
 
     def __init__(
         self,
         *,
-        embeddings: nn.Module,
-        layers: Sequence[nn.Module],
+        blocks: Sequence[nn.Module],
         norm: nn.Module,
         head: flow.Tensor,
         options: ModelOptions,
-        fused_softmax: bool,
-        key_width: int | None = None,
+        key_heads: int,
+        head_size: int,
+        weights_dtype: WeightsDtype = "float32",
+        cache_dtype: CacheDtype | None = None,
     ) -> None:
+        for name, value, kinds in (
+            ("weights_dtype", weights_dtype, get_args(WeightsDtype)),
+            ("cache_dtype", cache_dtype, (*get_args(CacheDtype), None)),
+        ):
+            if value not in kinds:
+                raise UserError(f"{name} {value!r}: choose one of {', '.join(filter(None, kinds))}")
         self.vocab_size, self.max_positions = options.real_vocabulary, options.max_seq_length
         self._place = place = Place.current()
-        backend = dist.get_backend()
-        self._device = backend.device()
-        self._fused_softmax = fused_softmax
+        self._device = dist.get_backend().device()
+        if cache_dtype is None:
+            cache_dtype = "float32" if weights_dtype == "float32" else "bfloat16"
+        kept = key_heads // len(place.group), head_size, cache_dtype, self._device
+        self._new_pages = lambda pages: new_pages(pages, *kept)
+        numbers = sum(tensor.nelement() for tensor in self._new_pages(1))
+        # Of all processes together, which may share a machine's memory.
+        numbers *= len(place.group) * len(blocks)
+        self.page_bytes = numbers * (4 if cache_dtype == "float32" else 2)
+        self.bytes_per_token = self.page_bytes // PAGE
         rows, self._width = head.shape
-        pair = 2 * (key_width or self._width) * np.dtype(np.float32).itemsize
-        self.bytes_per_token = len(layers) * pair
         # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
         # all processes to take part in that. Weights of other stages are not kept.
-        parts = [self._layer(on_this_process(layer, place)) for layer in layers]
+        local = LocalLayers(place, self._device, weights_dtype)
         stage_of = dist.get_dist_util().get_layer_stage_id
-        self._layers = [part for i, part in enumerate(parts) if stage_of(i) == place.stage]
+        self._layers: list[DecoderLayer] = []
+        for index, block in enumerate(blocks):
+            layer = self._layer(block, local)
+            if stage_of(index) == place.stage:
+                self._layers.append(layer)
         self._rows = shares(rows, len(place.group))
-        self._embeddings = on_this_process(embeddings, place)
-        self._norm = on_this_process(norm, place)
+        self._norm = local.norm(norm)
         declared = dist.get_nd_sbp([flow.sbp.broadcast, ROWS])
         last_stage = dist.get_layer_placement(-1)
-        self._head = head.detach().to_global(placement=last_stage, sbp=declared).to_local()
-        use_huge_pages(self._head)
+        head = head.detach().to_global(placement=last_stage, sbp=declared).to_local()
+        self._head = local.head(head.numpy())
 
-    def _layer(self, layer: Any) -> Callable[[flow.Tensor, Past], flow.Tensor]:
-        """What computes a layer that is on local tensors; a model may know a faster way."""
-        return layer
+    def _layer(self, block: Any, local: LocalLayers) -> DecoderLayer:
+        """What computes a block."""
+        raise NotImplementedError
 
-    def _angles(self, first: int, time: int) -> Pair | None:
-        """Cosines and sines, (time, head size / 2), of so many tokens from `first` on, for a model
-        whose keys and queries are turned."""
+    def _embed(self, ids: np.ndarray, positions: np.ndarray) -> flow.Tensor:
+        """(T,) each to (T, width)."""
+        raise NotImplementedError
+
+    def _angles(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
+        """Cosines and sines, (T, head size / 2) float32, for a model whose keys and queries are
+        turned."""
         return None
 
     def free_memory(self) -> int | None:
@@ -193,66 +154,117 @@ class StepModel:
         total, used = backend.properties().total_memory, backend.memory_allocated()
         return None if total is None or used is None else max(0, total - used)
 
-    def start(self, batch_size: int, use_cache: bool = True) -> Cache:
+    def new_cache(self, pages: int | None = None) -> Cache:
+        """An empty cache, of at most so many pages; its tensors grow to what is used."""
+        return Cache(PagedCache(pages), [self._new_pages(0) for _ in self._layers])
+
+    def plan(self, cache: Cache, rows: Sequence[tuple[int, Sequence[int]]]) -> Step:
+        """The step that reads the next tokens, at least one, of each sequence, by its number, and
+        gives the logits after the last one. Raises NoPagesError before anything has changed."""
+        pages = cache.pages
+        needed = pages.pages_needed({number: len(tokens) for number, tokens in rows})
+        if needed > pages.free:
+            raise NoPagesError(
+                f"the key-value cache has {pages.free} pages left and the next tokens need {needed}"
+            )
+        positions = []
+        for number, tokens in rows:
+            first = pages.length(number)
+            pages.extend(number, len(tokens))
+            positions.append(np.arange(first, first + len(tokens), dtype=np.int32))
+        counts = [len(tokens) for _, tokens in rows]
+        return Step(
+            ids=np.concatenate([np.asarray(tokens, np.int64) for _, tokens in rows]),
+            positions=np.concatenate(positions),
+            sequences=np.repeat(np.arange(len(rows), dtype=np.int32), counts),
+            tables=pages.tables([number for number, _ in rows]),
+            copies=pages.take_copies(),
+            last=np.cumsum(counts) - 1,
+        )
+
+    def run(self, step: Step, cache: Cache) -> np.ndarray:
+        """Read the step's tokens: (R, vocab_size) float32 logits, the same on every process.
+        Raises UserError for a token or position that the model lacks."""
+        self._check(step.ids, step.positions)
+        cache.grow(1 + max(int(part.max(initial=-1)) for part in (step.tables, step.copies)))
+        with flow.no_grad():
+            return self._forward(step, cache).numpy()[:, : self.vocab_size]
+
+    def start(self, batch_size: int, use_cache: bool = True) -> Rows:
         """See `generation.interface.StepModel`, as for `step` and `select`."""
-        return KeyValueCache(batch_size, len(self._layers)) if use_cache else TokenCache(batch_size)
+        if not use_cache:
+            return Rows(None, list(range(batch_size)), [np.empty(0, np.int64)] * batch_size)
+        cache = self.new_cache()
+        return Rows(cache, [cache.pages.add()[0] for _ in range(batch_size)])
 
     def step(
-        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Cache
+        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Rows
     ) -> np.ndarray:
         """The logits are the same on every process. Raises UserError for a token or position that
         the model lacks, ValueError for shapes that do not fit."""
         ids, positions = np.asarray(ids), np.asarray(positions)
-        if mask is not None and mask.shape[-1] >= ids.shape[-1] and len(mask) == len(ids):
-            new = mask[:, mask.shape[1] - ids.shape[1] :]
-            ids, positions = np.where(new, ids, 0), np.where(new, positions, 0)
-        self._check(ids, positions, mask, cache)
-        if isinstance(cache, TokenCache):
-            cache.extend(ids, positions)
-            ids, positions = cache.ids, cache.positions
-            cache = KeyValueCache(cache.batch_size, len(self._layers))
-        hidden = None
-        if mask is not None and not mask.all():
-            hidden = Hidden(mask, ids.shape[1], self._device, self._fused_softmax)
-        with flow.no_grad():
-            logits = self._forward(ids, positions, hidden, cache)
-            return logits.numpy()[:, : self.vocab_size]
-
-    def select(self, cache: Cache, rows: np.ndarray) -> None:
-        rows = np.asarray(rows, dtype=np.int64)
-        if len(rows) != cache.batch_size or (rows != np.arange(len(rows))).any():
-            cache.select(rows)
-
-    def _forward(
-        self, ids: np.ndarray, positions: np.ndarray, hidden: Hidden | None, cache: KeyValueCache
-    ) -> flow.Tensor:
-        place, batch, time = self._place, *ids.shape
-        if place.is_first_stage:
-            x = self._embeddings(ids, positions)
-        else:
-            like = flow.empty(0, dtype=flow.float32, device=self._device)
-            x = place.from_previous_stage((batch, time, self._width), like)
-        angles = self._angles(cache.length, time)
-        for index, layer in enumerate(self._layers):
-            x = layer(x, Past(cache.pairs, index, hidden, angles))
-        cache.length += time
-        if not place.is_last_stage:
-            place.to_next_stage(x)
-            return place.share(flow.empty(batch, sum(self._rows), dtype=x.dtype, device=x.device))
-        last = x if time == 1 else flow._C.narrow(x, 1, time - 1, 1)
-        part = flow._C.matmul(self._norm(last).reshape(batch, -1), self._head, transpose_b=True)
-        return place.share(place.join(part, self._rows))
-
-    def _check(
-        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Cache
-    ) -> None:
-        if ids.ndim != 2 or ids.shape[1] == 0 or ids.shape[0] != cache.batch_size:
-            raise ValueError(f"ids of {ids.shape} are not ({cache.batch_size}, at least 1)")
+        if ids.ndim != 2 or ids.shape[1] == 0 or ids.shape[0] != len(cache.numbers):
+            raise ValueError(f"ids of {ids.shape} are not ({len(cache.numbers)}, at least 1)")
         if positions.shape != ids.shape:
             raise ValueError(f"positions of {positions.shape} for ids of {ids.shape}")
-        total = cache.length + ids.shape[1]
-        if mask is not None and mask.shape != (len(ids), total):
-            raise ValueError(f"the mask of {mask.shape} is not {(len(ids), total)}")
+        real = np.ones(ids.shape, bool)
+        if mask is not None:
+            if len(mask) != len(ids) or mask.shape[1] < ids.shape[1] or not mask[:, -1].all():
+                raise ValueError(f"the mask of {mask.shape} does not fit ids of {ids.shape}")
+            real = mask[:, -ids.shape[1] :]
+        self._check(ids[real], positions[real])
+        held, rows = cache.cache, [row[own] for row, own in zip(ids, real, strict=True)]
+        if held is None:
+            # Everything again, in a cache for this step alone.
+            cache.tokens = [
+                np.concatenate([past, row]) for past, row in zip(cache.tokens, rows, strict=True)
+            ]
+            rows, held = cache.tokens, self.new_cache()
+            numbers = [held.pages.add()[0] for _ in rows]
+        else:
+            numbers = cache.numbers
+        step = self.plan(held, list(zip(numbers, rows, strict=True)))
+        return self.run(step, held)
+
+    def select(self, cache: Rows, rows: np.ndarray) -> None:
+        rows = np.asarray(rows, dtype=np.int64)
+        if cache.cache is None:
+            cache.tokens = [cache.tokens[row] for row in rows]
+            cache.numbers = list(range(len(rows)))
+            return
+        pages, now = cache.cache.pages, list[int]()
+        for row in rows:
+            number = cache.numbers[row]
+            now.append(pages.fork(number) if number in now else number)
+        for number in set(cache.numbers).difference(now):
+            pages.release(number)
+        cache.numbers = now
+
+    def _forward(self, step: Step, cache: Cache) -> flow.Tensor:
+        place, device = self._place, self._device
+        if place.is_first_stage:
+            x = self._embed(step.ids, step.positions)
+        else:
+            like = flow.empty(0, dtype=flow.float32, device=device)
+            x = place.from_previous_stage((len(step.ids), self._width), like)
+        arrays: list[np.ndarray | None] = [step.tables, step.sequences, step.positions]
+        arrays.append(step.copies if len(step.copies) else None)
+        arrays += self._angles(step) or (None, None)
+        pages = Pages(*(None if a is None else flow.tensor(a, device=device) for a in arrays))
+        for layer, pair in zip(self._layers, cache.tensors, strict=True):
+            x = layer(x, *pair, pages)
+        if not place.is_last_stage:
+            place.to_next_stage(x)
+        nothing = flow.empty(len(step.last), sum(self._rows), dtype=x.dtype, device=device)
+        if len(step.last) == 0:
+            return nothing
+        if not place.is_last_stage:
+            return place.share(nothing)
+        if len(step.last) < len(step.ids):
+            x = flow._C.gather(x, flow.tensor(step.last, device=device), axis=0)
+        return place.share(place.join(self._head(x, norm=self._norm), self._rows))
+
+    def _check(self, ids: np.ndarray, positions: np.ndarray) -> None:
         for name, values, limit, what in (
             ("token", ids, self.vocab_size, "the vocabulary has"),
             ("position", positions, self.max_positions, "the model has"),

@@ -39,8 +39,11 @@ class Options(Flags):
     resumable: Literal["eager", "graph"] | None = flag(None)
     """of a run's checkpoint, --from libai --to libai: write optimizer and schedule, too, from which
     LiBai's own trainer goes on in this mode with train.output_dir=DST"""
-    dtype: Literal["float32", "float16", "bfloat16"] = flag("float32", names="--dtype --precision")
-    "of what is written"
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] = flag(
+        "float32", names="--dtype --precision"
+    )
+    """of what is written; int8: the linear weights of a Hugging Face DST, with a scale for each
+    output, from which generation makes the same integers again"""
     max_shard_size: Above0 = flag(5.0, "GB")
     "several files above this, into a Hugging Face DST"
     partial: bool = flag(False, text="go on without weights that are missing or unfit")
@@ -53,7 +56,7 @@ class Options(Flags):
     heads: Positive | None = flag(None, "N", "attention heads")
     vocab_size: Positive | None = flag(None, "N")
     "tokens; rows above are padding (default: 50257 if padded)"
-    activation: Literal["gelu_tanh", "gelu"] | None = flag(None)
+    activation: Literal["gelu_tanh", "gelu", "relu"] | None = flag(None)
     "of a GPT-2 (default: gelu_tanh)"
 
     vocab_multiple: Positive = flag(128, "N", group=("output",))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV
-from libai_projects.weights.table import Part, Setting, Table
+from libai_projects.weights.table import TIED, Part, Setting, Table
+
+_BY_LAYER = "scale_attn_by_inverse_layer_idx"
 
 GPT2 = Table(
     title="GPT-2",
@@ -25,7 +27,10 @@ GPT2 = Table(
         Part(INNER, "mlp.c_fc", ("hidden_size", "ffn_hidden_size")),
         Part(OUTER, "mlp.c_proj", ("ffn_hidden_size", "hidden_size")),
     ),
-    after=(Part("transformer.layernorm_f", "ln_f"),),
+    after=(
+        Part("transformer.layernorm_f", "ln_f"),
+        Part("lm_head", "lm_head", ("vocab_size", "hidden_size"), bias=False, unless=TIED),
+    ),
     # Causal masks and position numbers that some versions keep beside the weights.
     derived=r"casual_mask\.mask|embeddings\.position_ids"
     r"|transformer\.layers\.\d+\.self_attention\.bias",
@@ -46,20 +51,25 @@ GPT2 = Table(
         Setting("layernorm_epsilon", "layer_norm_epsilon", 1e-5),
         Setting("initializer_range", "initializer_range", 0.02),
         Setting("ffn_hidden_size", "n_inner", lambda config: 4 * config["hidden_size"]),
+        Setting(_BY_LAYER, _BY_LAYER, False),
+        Setting(TIED, TIED, True),
     ),
-    activations={"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"},
+    activations={
+        "gelu_new": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu": "gelu",
+        "relu": "relu",
+    },
     must_be={
-        "tie_word_embeddings": (True, "the head must be tied to the token embedding"),
         "scale_attn_weights": (True, "attention is scaled by 1/sqrt(head size)"),
-        "scale_attn_by_inverse_layer_idx": (False, "attention is not scaled by the layer's number"),
         "add_cross_attention": (False, "there is no encoder to attend to"),
     },
     constants={
         "reorder_and_upcast_attn": False,
-        "scale_attn_by_inverse_layer_idx": False,
         "scale_attn_weights": True,
-        "tie_word_embeddings": True,
         "use_cache": True,
     },
     rows=50257,
+    # What says nothing of it is tied, as all were before there was such a key.
+    derive=lambda config: {**config, TIED: config.get(TIED) is not False},
 )

@@ -15,6 +15,7 @@ import safetensors
 from flow_train.checkpoint.torch_files import narrow_to_bfloat16
 from flow_train.checkpoint.weights import read_weights
 from flow_train.files import write_synced
+from libai_projects.weights import int8
 from libai_projects.weights.folders import generation_of, read_json, replaced_folder, write_json
 from libai_projects.weights.monarch import densified
 from libai_projects.weights.table import Config, State, Table, as_float32
@@ -39,7 +40,9 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16", "int8")
+# config.json's, without which transformers would take the integers for weights.
+_INT8 = {"quantization_config": {"quant_method": "int8_per_output"}}
 
 
 def read(folder: Path, table: Table) -> tuple[State, Config, dict[str, int]]:
@@ -60,6 +63,7 @@ def read(folder: Path, table: Table) -> tuple[State, Config, dict[str, int]]:
             f"{folder} has a {CONFIG} but no weights; expected {', '.join(_WEIGHT_FILES)}"
         )
     state = _read_sharded(path) if path.name.endswith(".index.json") else read_weights(path)
+    state = int8.widened(state, table, path)
     state = table.clean_huggingface(
         {name: as_float32(array) for name, array in state.items()}, config
     )
@@ -83,20 +87,26 @@ def write(
     Above `max_shard_bytes` the weights are several files, with an index.
 
     `state` is in LiBai 0.1.1's layout, with the rows of the real vocabulary; Monarch layers are
-    multiplied out. `tokenizer_files` are copied: tokenizer.json, or vocab.json and merges.txt.
+    multiplied out. `dtype` "int8" is of linear weights, the others are float32; see `int8`.
+    `tokenizer_files` are copied: tokenizer.json, or vocab.json and merges.txt.
     `force` replaces a folder of weights. Raises UserError for a missing setting or a folder in use.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     rows = state[table.tokens].shape[0]
-    content = table.written_config({**config, "vocab_size": rows}, dtype)
+    # That of the weights which are not integers.
+    floats = "float32" if dtype == "int8" else dtype
+    content = table.written_config({**config, "vocab_size": rows}, floats)
     named = table.to_huggingface(densified(state, config), config["num_attention_heads"])
+    if dtype == "int8":
+        content |= _INT8
+        named = int8.stored(named, table)
     files = list(tokenizer_files)
     for file in files:
         if not file.is_file():
             raise UserError(f"tokenizer file {file} is missing")
     with replaced_folder(folder, force=force) as temporary:
-        _write_weights(temporary, named, dtype, max_shard_bytes)
+        _write_weights(temporary, named, floats, max_shard_bytes)
         write_json(temporary / CONFIG, {**content, **(generation or {})})
         write_json(temporary / GENERATION_CONFIG, generation or {})
         for file in files:
@@ -104,15 +114,18 @@ def write(
 
 
 def _write_weights(folder: Path, state: State, dtype: str, most: int) -> None:
-    size = 4 if dtype == "float32" else 2
+    sizes = {
+        name: array.size * (1 if array.dtype == np.int8 else 4 if dtype == "float32" else 2)
+        for name, array in state.items()
+    }
     shards: list[State] = [{}]
     filled = 0
     for name, array in sorted(state.items()):
-        if shards[-1] and filled + size * array.size > most:
+        if shards[-1] and filled + sizes[name] > most:
             shards.append({})
             filled = 0
         shards[-1][name] = array
-        filled += size * array.size
+        filled += sizes[name]
     if len(shards) == 1:
         write_synced(folder / WEIGHTS, _serialized(state, dtype))
         return
@@ -121,20 +134,19 @@ def _write_weights(folder: Path, state: State, dtype: str, most: int) -> None:
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         write_synced(folder / name, _serialized(shard, dtype))
         places.update(dict.fromkeys(shard, name))
-    total = size * sum(array.size for array in state.values())
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    total = {"total_size": sum(sizes.values())}
+    write_json(folder / INDEX, {"metadata": total, "weight_map": places})
 
 
 def _serialized(state: Mapping[str, np.ndarray], dtype: str) -> bytes:
     specs, arrays = {}, []
     for name, array in sorted(state.items()):
-        values = (
-            narrow_to_bfloat16(array) if dtype == "bfloat16" else array.astype(dtype, copy=False)
-        )
+        kind = "int8" if array.dtype == np.int8 else dtype
+        values = narrow_to_bfloat16(array) if kind == "bfloat16" else array.astype(kind, copy=False)
         # The specification holds only an address, so the array must stay alive.
         arrays.append(values := np.ascontiguousarray(values))
         specs[name] = safetensors.TensorSpec(
-            dtype=dtype, shape=values.shape, data_ptr=values.ctypes.data, data_len=values.nbytes
+            dtype=kind, shape=values.shape, data_ptr=values.ctypes.data, data_len=values.nbytes
         )
     # transformers refuses a file that does not say which framework's layout it has.
     return bytes(safetensors.serialize(specs, metadata={"format": "pt"}))

@@ -108,7 +108,7 @@ class Table:
         activation_key: config.json's key of it.
         their_linear_is_out_in: whether linear weights are (out, in) there.
         rows: rows that the vocabulary has in files which do not say how many of them are padding.
-        derive: adds to settings the sizes that are products of others.
+        derive: adds to settings what follows from others, or from their absence.
         read_more, write_more: settings that are not numbers, from config.json's content and to it.
         must_be: settings under which transformers may compute something else, with the value that
             this model takes and why.
@@ -353,7 +353,7 @@ class Table:
         """config.json for LiBai settings, whose vocab_size is the rows written; a UserError where
         one is missing, or transformers' model has nothing like it."""
         config = dict(config)
-        sizes = (s.name for s in self.settings if isinstance(s.default, int))
+        sizes = (s.name for s in self.settings if type(s.default) is int)
         missing = [name for name in sizes if config.get(name) is None]
         if missing:
             raise UserError(f"the model's settings lack {', '.join(missing)}")
@@ -420,6 +420,16 @@ class Table:
             config["ffn_hidden_size"] = len(inner[0])
         config.setdefault("ffn_hidden_size", 4 * config["hidden_size"])
         return {**config, **monarch.settings_of(state, f"{block}0.")}
+
+    def output_axis(self, theirs: str) -> int | None:
+        """Which axis the outputs are of a linear weight of a block, or of the head where it has a
+        weight, by Hugging Face's name without prefix; None for all other weights."""
+        place, part = self._find(theirs, "theirs", self.their_block)
+        if part is None or len(part.axes) != 2 or not theirs.endswith(".weight"):
+            return None
+        if place:
+            return 0 if self.their_linear_is_out_in else 1
+        return 0 if theirs == self.tied[0] else None
 
     def _find(self, name: str, side: str, block: str) -> tuple[str, Part | None]:
         """A weight's block, as "3." or "" for none, and its part; names of a `side` of parts."""

@@ -1,17 +1,13 @@
-"""Linear layers, with what follows them: "linear", "bias_mask_scale" and "decoder_layer"."""
+"""Linear layers, with what follows them: "linear" and "bias_mask_scale"."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from oneflow_accel.backends.cuda import CudaBackend
 from oneflow_accel.backends.mlu import MluBackend
-from oneflow_accel.kernels.attention import scaled_dot_product_attention
-from oneflow_accel.kernels.operators import Operator, gradient_reasons, needs_gradient
+from oneflow_accel.kernels.operators import Operator, needs_gradient
 from oneflow_accel.kernels.registry import (
     cpu_implementation,
     implementation,
-    on_cards,
     register_operation,
 )
 
@@ -108,72 +104,3 @@ def fused_bias_mask_scale(
 ) -> flow.Tensor:
     """One pass over x."""
     return _bias(x, bias, keep, axis=x.ndim - 1, scale=scale)[0]
-
-
-# A GPT-2 block on one more token of each sequence: generating text token by token, an operator of
-# its own for each product, norm and sum costs more processor time than all but the products, which
-# are bound by memory.
-Layer = tuple[flow.Tensor, flow.Tensor, flow.Tensor]
-
-_layer_operator = Operator(
-    "oneflow_accel_decoder_layer",
-    inputs=(
-        *("x", "keys", "values"),
-        *("input_norm_weight", "input_norm_bias", "qkv_weight", "qkv_bias"),
-        *("dense_weight", "dense_bias", "post_norm_weight", "post_norm_bias"),
-        *("inner_weight", "inner_bias", "outer_weight", "outer_bias"),
-    ),
-    outputs=("y", "new_keys", "new_values"),
-    attributes={"scale": "double", "epsilon": "double", "tanh": "bool"},
-)
-
-
-def _norm(x: flow.Tensor, weight: flow.Tensor, bias: flow.Tensor, epsilon: float) -> flow.Tensor:
-    return flow.nn.functional.layer_norm(x, weight.shape, weight, bias, epsilon)
-
-
-def _layer_reference(
-    x: flow.Tensor,
-    keys: flow.Tensor,
-    values: flow.Tensor,
-    *weights: flow.Tensor,
-    scale: float,
-    epsilon: float,
-    tanh: bool,
-) -> Layer:
-    input_norm, qkv, dense, post_norm, inner, outer = zip(weights[::2], weights[1::2], strict=True)
-    batch, heads, _, size = keys.shape
-    mixed = linear(_norm(x, *input_norm, epsilon), *qkv).reshape(batch, heads, 1, 3 * size)
-    query, key, value = flow._C.chunk(mixed, 3, 3)
-    keys, values = flow._C.concat([keys, key], 2), flow._C.concat([values, value], 2)
-    context = scaled_dot_product_attention(query, keys, values, scale=scale)
-    x = linear(context.reshape(batch, 1, heads * size), *dense, x)
-    active = flow._C.gelu_with_approximate(
-        linear(_norm(x, *post_norm, epsilon), *inner), "tanh" if tanh else "none"
-    )
-    return linear(active, *outer, x), keys, values
-
-
-decoder_layer = register_operation(
-    "decoder_layer",
-    reference=_layer_reference,
-    doc="a pre-norm transformer block (GPT-2) on one token: x (batch, 1, width), keys and values "
-    "(batch, heads, past, head size) of the tokens before, then weight and bias of the input norm, "
-    "of query, key and value (a head's three beside each other), of the projection, the post norm, "
-    "and the two layers of the MLP, weights (out, in); scale of the scores, epsilon of the norms, "
-    "tanh: which form of GELU; to y like x, and the keys and values with the token's own",
-    lacks=on_cards(
-        "no such operator there: its norms, products and attention one after another, of which "
-        "`linear` and `scaled_dot_product_attention` have rows of their own"
-    ),
-)
-
-
-@cpu_implementation(
-    "decoder_layer",
-    _layer_operator,
-    dtypes=(flow.float32,),
-    not_supported_reasons=gradient_reasons,
-)
-def fused(*tensors: flow.Tensor, **attributes: Any) -> Any:
-    return _layer_operator(*tensors, **attributes)

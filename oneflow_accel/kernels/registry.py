@@ -145,7 +145,10 @@ class Operation:
 
 _operations: dict[str, Operation] = {}
 # Modules beside this one that register operations when they are imported.
-_MODULES = ("attention", "convolution", "linear", "loss", "monarch", "optimizer", "transformer")
+_MODULES = (
+    *("attention", "convolution", "generation", "linear", "loss", "monarch", "optimizer"),
+    "transformer",
+)
 
 
 def register_operation(

@@ -28,7 +28,8 @@ from omegaconf import OmegaConf
 from oneflow import nn
 
 from flow_train.sharding import Sharding, fully_shard
-from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
+from libai_projects.models.families import family_of
+from libai_projects.models.gpt2.model import GPT2ForPreTraining
 from libai_projects.models.llama.model import LlamaForPreTraining
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt import gpt2_monarch_weights
@@ -79,6 +80,7 @@ class Case:
     sharded: dict[str, Any] | None = None
     evaluate: bool = False
     generate: bool = False
+    weights_dtype: str = "float32"
     seed: int = 0
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -230,19 +232,26 @@ def _evaluate(case: Case, model: nn.Module) -> float:
 
 
 def generation_errors(case: Case) -> list[float]:
-    """Of single steps' logits, on the worst process: with padding or not, cached or not."""
+    """Of single steps' logits, on the worst process: cached or not, and of GPT-2, whose reference
+    knows padding, with padding too."""
     model = build(case)
-    stepper = GPT2StepModel(model)
-    _, state = weights_of(model)
+    llama = case.model == "llama"
+    stepper = family_of(model).steps(model, weights_dtype=case.weights_dtype)
     rng = np.random.default_rng(3)
     ids = rng.integers(0, SHAPE.vocabulary, (3, 12))
     lengths = np.array([12, 5, 9])
     padded = np.arange(12) >= 12 - lengths[:, None]
     found = []
-    for mask in (None, padded):
+    for mask in (None,) if llama else (None, padded):
         seen = np.ones_like(padded) if mask is None else mask
         positions = np.maximum(np.cumsum(seen, 1) - 1, 0)
-        expected = reference_gpt2.forward(state, ids, SHAPE.heads, positions=positions, mask=seen)
+        if llama:
+            expected = everywhere(model.eval()(place(ids, 0))["prediction_scores"])
+        else:
+            _, state = weights_of(model)
+            expected = reference_gpt2.forward(
+                state, ids, SHAPE.heads, positions=positions, mask=seen
+            )
         for use_cache in (True, False):
             cache = stepper.start(3, use_cache)
             worst, begin = 0.0, 0

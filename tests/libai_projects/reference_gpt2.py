@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019) in float64 numpy, from the paper and Hugging Face's file format.
 
 State dicts are HF-named: `wte.weight`, `h.0.attn.c_attn.weight` ..., linear weights (in, out), the
-head tied to `wte.weight`; a prefix `transformer.` is taken off.
+head tied to `wte.weight` where there is no `lm_head.weight`; a prefix `transformer.` is taken off.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -85,11 +86,13 @@ def forward(
     mask: np.ndarray | None = None,
     epsilon: float = 1e-5,
     gelu: str = "tanh",
+    by_layer: bool = False,
 ) -> np.ndarray:
     """Logits (batch, time, vocabulary), float64, of tokens `ids` (batch, time) by HF-named weights.
 
     `positions` are rows of `wpe` (None for 0, 1, 2 ...); `mask` is False at padding, which nobody
-    sees, and whose logits are meaningless; `epsilon` is of the layer norms; `gelu` "tanh" or "erf".
+    sees, and whose logits are meaningless; `epsilon` is of the layer norms; `gelu` "tanh", "erf" or
+    "relu"; `by_layer`: scores of layer i, from 0, are divided by i + 1.
     """
     weights = {k.removeprefix("transformer."): v.astype(np.float64) for k, v in state.items()}
     batch, time = ids.shape
@@ -99,7 +102,8 @@ def forward(
     if mask is not None:
         # A token always sees itself, else a row of padding would see nothing at all.
         seen = seen & (mask[:, None, :] | np.eye(time, dtype=bool))
-    activation = {"tanh": gelu_tanh, "erf": gelu_erf}[gelu]
+    relu = partial(np.maximum, 0.0)
+    activation = {"tanh": gelu_tanh, "erf": gelu_erf, "relu": relu}[gelu]
     x = weights["wte.weight"][ids] + weights["wpe.weight"][positions]
     layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("h."))
     for i in range(layers):
@@ -108,10 +112,12 @@ def forward(
             for name, value in weights.items()
             if name.startswith(f"h.{i}.")
         }
-        x = x + _attention(part, _norm(part, "ln_1", x, epsilon), heads, seen)
+        divisor = i + 1 if by_layer else 1
+        x = x + _attention(part, _norm(part, "ln_1", x, epsilon), heads, seen, divisor)
         hidden = activation(_linear(part, "mlp.c_fc", _norm(part, "ln_2", x, epsilon)))
         x = x + _linear(part, "mlp.c_proj", hidden)
-    return _norm(weights, "ln_f", x, epsilon) @ weights["wte.weight"].T
+    head = weights.get("lm_head.weight", weights["wte.weight"])
+    return _norm(weights, "ln_f", x, epsilon) @ head.T
 
 
 def token_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -149,6 +155,8 @@ def to_libai(state: State, heads: int, vocabulary: int | None = None) -> dict[st
             target = "embeddings.token_embeddings"
         elif module == "wpe":
             target = "embeddings.position_embeddings"
+        elif module == "lm_head":
+            target = module
         elif module == "ln_f":
             target = "transformer.layernorm_f"
         else:
@@ -171,13 +179,15 @@ def _linear(weights: State, name: str, x: np.ndarray) -> np.ndarray:
     return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
-def _attention(weights: State, x: np.ndarray, heads: int, seen: np.ndarray) -> np.ndarray:
+def _attention(
+    weights: State, x: np.ndarray, heads: int, seen: np.ndarray, divisor: int
+) -> np.ndarray:
     batch, time, width = x.shape
     query, key, value = (
         part.reshape(batch, time, heads, width // heads).transpose(0, 2, 1, 3)
         for part in np.split(_linear(weights, "attn.c_attn", x), 3, axis=-1)
     )
-    scores = query @ key.transpose(0, 1, 3, 2) / math.sqrt(width // heads)
+    scores = query @ key.transpose(0, 1, 3, 2) / math.sqrt(width // heads) / divisor
     scores = np.where(seen[:, None], scores, -np.inf)
     odds = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = (odds / odds.sum(-1, keepdims=True)) @ value

@@ -6,19 +6,136 @@ const write = document.getElementById("write");
 const stop = document.getElementById("stop");
 const status = document.getElementById("status");
 const error = document.getElementById("error");
+const retry = document.getElementById("retry");
 const results = document.getElementById("results");
+const past = document.getElementById("past");
+const keyLabel = document.getElementById("key");
+const key = keyLabel.querySelector("input");
 const settings = [...form.querySelectorAll(".settings input")];
 
 let running = null;
+let countdown = null;
 
 const REASONS = {
   time: "The time for one request is over; this is what there was.",
   cancelled: "Stopped.",
 };
 
+// What to do about a refusal, by its status, where the server's own sentence leaves it open.
+const ADVICE = {
+  413: "Use fewer words.",
+  503: "Try again in a moment; if that does not help, ask whoever runs the server.",
+};
+const LOST = "The server cannot be reached. See that it still runs and that you are connected.";
+const BROKEN = "The server stopped in the middle of an answer.";
+
+// So many requests are kept, with their prompts, settings and texts.
+const MOST_KEPT = 30;
+
+/** Why there is no answer, and in how many seconds a new try makes sense, if it does. */
+const failure = (message, wait) => Object.assign(new Error(message), { wait });
+
+async function refusal(response) {
+  const code = response.status;
+  if (code === 401) {
+    keyLabel.hidden = false;
+    key.focus();
+    return failure(key.value === ""
+      ? "This server asks for a key: enter the one it was started with (MAGICPROMPT_API_KEY)."
+      : "The server does not take this key: check it and enter it again.");
+  }
+  const said = await response.json().then((body) => body.error, () => null);
+  const message = said ?? `the server answered with status ${code}`;
+  const again = code >= 500 || code === 408 || code === 429;
+  return failure(
+    code in ADVICE ? `${message.replace(/\.$/, "")}. ${ADVICE[code]}` : message,
+    again ? Number(response.headers.get("Retry-After")) || 0 : undefined,
+  );
+}
+
+/** What the server answers; throws a failure, a TypeError without a server, or an AbortError. */
+async function ask(path, { headers, ...options } = {}) {
+  const allowed = key.value === "" ? {} : { Authorization: `Bearer ${key.value}` };
+  const response = await fetch(path, { ...options, headers: { ...headers, ...allowed } });
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+/** Says what went wrong, and offers `again` where that makes sense. */
+function fail(problem, again) {
+  const { message, wait } = problem instanceof TypeError ? failure(LOST, 0) : problem;
+  error.textContent = message;
+  retry.hidden = wait === undefined;
+  retry.onclick = again;
+  const due = Date.now() + 1000 * wait;
+  const tick = () => {
+    const left = Math.ceil((due - Date.now()) / 1000);
+    retry.disabled = left > 0;
+    retry.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
+    if (!retry.disabled) clearInterval(countdown);
+  };
+  clearInterval(countdown);
+  countdown = setInterval(tick, 200);
+  tick();
+}
+
+function forgive() {
+  clearInterval(countdown);
+  error.textContent = "";
+  hide(retry, prompt);
+}
+
+/** The keyboard goes on at `next` where it was in what is hidden. */
+function hide(element, next) {
+  if (element.contains(document.activeElement)) next.focus();
+  element.hidden = true;
+}
+
+function make(tag, properties, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+/** Reads what the browser keeps, after putting `value` there; null where it keeps nothing. */
+function kept(storage, name, value) {
+  try {
+    if (value !== undefined) window[storage].setItem(name, JSON.stringify(value));
+    return JSON.parse(window[storage].getItem(name));
+  } catch {
+    return null;
+  }
+}
+
+const pastEntries = (value) => kept("localStorage", "serve.history", value) ?? [];
+
+function showPast(entries) {
+  const items = entries.map((entry) => {
+    const when = make("small", { textContent: new Date(entry.when).toLocaleString() });
+    const button = make("button", { type: "button", className: "entry" }, entry.body.prompt, when);
+    button.addEventListener("click", () => bringBack(entry));
+    return make("li", {}, button);
+  });
+  past.querySelector("ol").replaceChildren(...items);
+  past.hidden = items.length === 0;
+}
+
+function bringBack({ body, texts }) {
+  prompt.value = body.prompt;
+  for (const input of settings) input.value = body[input.name] ?? "";
+  // The list is the running request's while there is one.
+  if (running === null) {
+    results.replaceChildren();
+    texts.forEach((text) => addResult(body.prompt, text));
+    endResults();
+    status.textContent = "From the history.";
+  }
+  prompt.focus();
+}
+
 async function fillSettings() {
-  const response = await fetch("/api/health");
-  const { defaults, limits } = await response.json();
+  const { defaults, limits, model } = await (await ask("/api/health")).json();
+  document.getElementById("model").textContent = `Model: ${model}`;
   const most = { num_return_sequences: limits.returns, max_new_tokens: limits.new_tokens };
   for (const input of settings) {
     if (input.name in most) input.max = most[input.name];
@@ -36,24 +153,17 @@ function request() {
   return body;
 }
 
-function addResult(text) {
-  const item = document.createElement("li");
-  item.setAttribute("aria-busy", "true");
-  const paragraph = document.createElement("p");
-  const given = document.createElement("span");
-  given.className = "given";
-  given.textContent = text;
-  const added = document.createElement("span");
-  added.className = "added";
-  paragraph.append(given, added);
-  const copy = document.createElement("button");
-  copy.type = "button";
-  copy.className = "copy";
-  copy.textContent = "Copy";
+function addResult(given, added = "") {
+  const paragraph = make("p", {},
+    make("span", { className: "given", textContent: given }),
+    make("span", { className: "added", textContent: added }));
+  const copy = make("button", {
+    type: "button", className: "copy", textContent: "Copy", disabled: true,
+  });
   copy.setAttribute("aria-label", `Copy ${results.dataset.text} ${results.children.length + 1}`);
-  copy.disabled = true;
   copy.addEventListener("click", () => copyText(copy, paragraph.textContent));
-  item.append(paragraph, copy);
+  const item = make("li", {}, paragraph, copy);
+  item.setAttribute("aria-busy", "true");
   results.append(item);
 }
 
@@ -105,7 +215,7 @@ function show(event, given) {
     status.textContent = reason
       ?? `${count} ${results.dataset.text}${count === 1 ? "" : "s"} in ${event.seconds.toFixed(1)} s.`;
   } else {
-    throw new Error(event.error);
+    throw failure(event.error, event.kind === "refused" ? undefined : 0);
   }
 }
 
@@ -119,7 +229,7 @@ async function* lines(stream) {
     rest = parts.pop();
     yield* parts;
   }
-  if (rest !== "") throw new Error("The server stopped in the middle of an answer.");
+  if (rest !== "") throw failure(BROKEN, 0);
 }
 
 async function generate() {
@@ -127,36 +237,37 @@ async function generate() {
   running = new AbortController();
   write.disabled = true;
   stop.hidden = false;
-  error.textContent = "";
+  forgive();
   status.textContent = "Writing …";
-  let ended = false;
+  let last = null;
   try {
-    const response = await fetch("/api/generate", {
+    const response = await ask("/api/generate", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(body),
       signal: running.signal,
     });
-    if (!response.ok) throw new Error((await response.json()).error);
+    hide(keyLabel, prompt);
     for await (const line of lines(response.body)) {
       const event = JSON.parse(line);
+      last = event.type;
       show(event, body.prompt);
-      ended = event.type === "done";
     }
-    if (!ended) throw new Error("The server stopped in the middle of an answer.");
+    if (last !== "done") throw failure(BROKEN, 0);
   } catch (problem) {
     const stopped = problem.name === "AbortError";
     status.textContent = stopped ? "Stopped." : "";
-    if (!stopped) {
-      error.textContent = problem instanceof TypeError
-        ? "The server cannot be reached; is it still running?"
-        : problem.message;
-    }
+    if (!stopped) fail(problem, () => form.requestSubmit());
   } finally {
-    endResults();
     running = null;
     write.disabled = false;
-    stop.hidden = true;
+    hide(stop, write);
+    endResults();
+    const texts = [...results.querySelectorAll(".added")].map((added) => added.textContent);
+    if (last !== null && texts.some(Boolean)) {
+      const entry = { body, texts, when: Date.now() };
+      showPast(pastEntries([entry, ...pastEntries()].slice(0, MOST_KEPT)));
+    }
   }
 }
 
@@ -173,11 +284,28 @@ prompt.addEventListener("keydown", (event) => {
   }
 });
 
-stop.addEventListener("click", () => {
-  running?.abort();
-  write.focus();
+stop.addEventListener("click", () => running?.abort());
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.isComposing) running?.abort();
 });
 
-fillSettings().catch(() => {
-  error.textContent = "The server cannot be reached; is it still running?";
+key.addEventListener("change", () => {
+  if (!key.checkValidity()) return;
+  kept("sessionStorage", "serve.key", key.value);
+  start();
 });
+
+document.getElementById("clear").addEventListener("click", () => {
+  hide(past, prompt);
+  showPast(pastEntries([]));
+});
+
+function start() {
+  forgive();
+  fillSettings().catch((problem) => fail(problem, start));
+}
+
+key.value = kept("sessionStorage", "serve.key") ?? "";
+showPast(pastEntries());
+start();

@@ -5,7 +5,6 @@ Parameter names and shapes are those of LiBai 0.1.1's GPT, so that its checkpoin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from oneflow_accel.kernels.attention import (
     draw_seed,
     packed_attention,
 )
-from oneflow_accel.kernels.linear import decoder_layer
 
 import numpy as np
 import oneflow as flow
@@ -30,11 +28,11 @@ from libai.layers import (
 from libai.utils import distributed as dist
 from oneflow import nn
 
+from libai_projects.models.decoder import DecoderLayer, LocalEmbedding, LocalLayers
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.options import ACTIVATIONS, GPT2Options
 from libai_projects.models.layers import (
-    LocalLinear,
-    Past,
+    Head,
     QueryKeyValue,
     causal_attention,
     column_linear,
@@ -50,7 +48,7 @@ from libai_projects.models.layers import (
 )
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.gpt2 import GPT2
-from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV
+from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV, QKV_PARTS
 from libai_projects.weights.table import initial_weights
 
 
@@ -73,19 +71,13 @@ class GPT2Embedding(nn.Module):
         )
         self.dropout = nn.Dropout(options.embedding_dropout_prob)
 
-    def forward(
-        self,
-        input_ids: flow.Tensor | np.ndarray,
-        positions: np.ndarray | None = None,
-    ) -> flow.Tensor:
-        """Embed (batch, time) int64, sbp [S(0), B], as (batch, time, hidden), same sbp. In
-        generation ids and `positions` are numpy."""
+    def forward(self, input_ids: flow.Tensor) -> flow.Tensor:
+        """Embed (batch, time) int64, sbp [S(0), B], as (batch, time, hidden), same sbp."""
         tokens = self.token_embeddings(input_ids)
-        if positions is None:
-            # Made here, as a graph must not capture a free tensor.
-            whole = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
-            place = {"placement": dist.get_layer_placement(0), "sbp": whole}
-            positions = flow.arange(input_ids.shape[1], dtype=flow.long, **place).unsqueeze(0)
+        # Made here, as a graph must not capture a free tensor.
+        whole = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
+        place = {"placement": dist.get_layer_placement(0), "sbp": whole}
+        positions = flow.arange(input_ids.shape[1], dtype=flow.long, **place).unsqueeze(0)
         return self.dropout(tokens + self.position_embeddings(positions))
 
 
@@ -111,6 +103,7 @@ class SelfAttention(nn.Module):
         self.num_heads, self.head_size = options.num_attention_heads, options.head_size
         self.fused_attention = bool(options.attention_fusion)
         self.fused_softmax = bool(options.scale_mask_softmax_fusion)
+        self.scale = options.scale_of(layer_idx)
         self.layer_scale = layer_idx + 1 if options.apply_query_key_layer_scaling else 1
         if QKV in parts:
             self.query_key_value = QueryKeyValue(
@@ -121,32 +114,27 @@ class SelfAttention(nn.Module):
         self.dense = _end_of_branch(options, DENSE, hidden, layer_idx)
         self.dropout = nn.Dropout(options.attention_dropout_prob)
 
-    def forward(
-        self, x: flow.Tensor, residual: flow.Tensor, past: Past | None = None
-    ) -> flow.Tensor:
+    def forward(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
         """Two of (batch, time, hidden) to the same, sbp [S(0), B]."""
         qkv = self.query_key_value(x)
-        dropped = past is None and is_active(self.dropout)
-        if past is None and self.fused_attention and (not dropped or can_drop_weights(qkv)):
+        dropped = is_active(self.dropout)
+        if self.fused_attention and (not dropped or can_drop_weights(qkv)):
             # (heads, 3) to (3, heads).
             packed = (*qkv.shape[:2], self.num_heads, 3, self.head_size)
             parts = qkv.reshape(*packed).transpose(2, 3)
             drop = {"dropout": self.dropout.p, "seed": draw_seed(qkv)} if dropped else {}
-            context = packed_attention(parts, self.num_heads, causal=True, **drop)
+            context = packed_attention(parts, self.num_heads, causal=True, scale=self.scale, **drop)
             return self.dense(context, residual)
         query, key, value = flow._C.chunk(split_heads(qkv, 3 * self.head_size), 3, 3)
-        if past is not None:
-            context = past.attend(query, key, value)
-        else:
-            fused, scale = self.fused_softmax, self.layer_scale
-            context = causal_attention(
-                query, key, value, self.dropout, fused=fused, layer_scale=scale
-            )
+        scales = {"scale": self.scale, "layer_scale": self.layer_scale}
+        context = causal_attention(
+            query, key, value, self.dropout, fused=self.fused_softmax, **scales
+        )
         return self.dense(merge_heads(context), residual)
 
 
 class FeedForward(nn.Module):
-    """hidden -> ffn_hidden, GELU, -> hidden, added to the residual."""
+    """hidden -> ffn_hidden, GELU or ReLU, -> hidden, added to the residual."""
 
     def __init__(self, options: GPT2Options, *, layer_idx: int) -> None:
         super().__init__()
@@ -167,6 +155,8 @@ class FeedForward(nn.Module):
         if isinstance(inner, tuple):
             product, bias = inner
             inner = flow._C.fused_bias_add_gelu(product, bias, axis=product.ndim - 1)
+        elif self.approximate is None:
+            inner = flow.relu(inner)
         else:
             inner = flow._C.gelu_with_approximate(inner, self.approximate)
         return self.dense_4h_to_h(inner, residual)
@@ -185,12 +175,10 @@ class Block(TransformerLayer):
         self.post_attention_layernorm = LayerNorm(hidden, eps=epsilon, layer_idx=layer_idx)
         self.mlp = FeedForward(options, layer_idx=layer_idx)
 
-    def forward(self, x: flow.Tensor, past: Past | None = None) -> flow.Tensor:
-        """(batch, time, hidden) to the same on the layer's stage, sbp [S(0), B]; local with
-        `past`."""
-        if past is None:
-            x = x.to_global(placement=dist.get_layer_placement(self.layer_idx))
-        x = self.self_attention(self.input_layernorm(x), x, past)
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(batch, time, hidden) to the same on the layer's stage, sbp [S(0), B]."""
+        x = x.to_global(placement=dist.get_layer_placement(self.layer_idx))
+        x = self.self_attention(self.input_layernorm(x), x)
         return self.mlp(self.post_attention_layernorm(x), x)
 
 
@@ -225,10 +213,17 @@ class GPT2Model(nn.Module):
         self.options = cfg
         self.embeddings = GPT2Embedding(cfg)
         self.transformer = Transformer(cfg)
-        self.lm_head = LMLogits(cfg.vocab_size, bias=False)
+        self.logits = LMLogits(cfg.vocab_size, bias=False)
+        if not cfg.tie_word_embeddings:
+            self.lm_head = Head(cfg.vocab_size, cfg.hidden_size)
         parameters = dict(self.named_parameters())
         for name, array in initial_weights(GPT2, vars(cfg), flow.initial_seed()):
             set_value(parameters[name.removeprefix(GPT2.prefix)], array)
+
+    def head_weight(self) -> flow.Tensor:
+        """(vocab_size, hidden), what makes logits of the last norm's output."""
+        tied = self.options.tie_word_embeddings
+        return self.embeddings.token_embeddings.weight if tied else self.lm_head.weight
 
     def forward(self, input_ids: flow.Tensor) -> flow.Tensor:
         """(batch, time) int64 on the first stage, sbp [S(0), B], to logits of every position.
@@ -238,7 +233,7 @@ class GPT2Model(nn.Module):
         """
         require_positions(input_ids.shape[1], self.options.max_seq_length)
         hidden = self.transformer(self.embeddings(input_ids))
-        logits = self.lm_head(hidden, self.embeddings.token_embeddings.weight)
+        logits = self.logits(hidden, self.head_weight())
         return without_padding(logits, self.options.real_vocabulary)
 
 
@@ -279,51 +274,50 @@ class GPT2ForPreTraining(nn.Module):
     @staticmethod
     def set_pipeline_stage_id(model: nn.Module) -> None:
         norm = model.GPT_model.transformer.layernorm_f
-        set_stages(model, GPT2Embedding, norm, (LMLogits, TokenLosses))
+        set_stages(model, GPT2Embedding, norm, (LMLogits, Head, TokenLosses))
 
 
 class GPT2StepModel(StepModel):
-    """A GPT-2 that generation can step through. Its weights are read now: load them before."""
+    """A GPT-2 that generation can step through. Its weights are read now: load them before; the
+    dtypes are `StepModel`'s."""
 
-    def __init__(self, model: GPT2ForPreTraining | GPT2Model) -> None:
+    def __init__(self, model: GPT2ForPreTraining | GPT2Model, **dtypes: Any) -> None:
         gpt = model.GPT_model if isinstance(model, GPT2ForPreTraining) else model
+        self._options = options = gpt.options
         super().__init__(
-            embeddings=gpt.embeddings,
-            layers=gpt.transformer.layers,
+            blocks=gpt.transformer.layers,
             norm=gpt.transformer.layernorm_f,
-            head=gpt.embeddings.token_embeddings.weight,
-            options=gpt.options,
-            fused_softmax=bool(gpt.options.scale_mask_softmax_fusion),
+            head=gpt.head_weight(),
+            options=options,
+            key_heads=options.num_attention_heads,
+            head_size=options.head_size,
+            **dtypes,
         )
+        self._tokens = LocalEmbedding(gpt.embeddings.token_embeddings.weight, self._place)
+        self._positions = LocalEmbedding(gpt.embeddings.position_embeddings.weight)
 
-    def _layer(self, layer: Block) -> Block | OneTokenBlock:
-        linears = (
-            layer.self_attention.query_key_value,
-            layer.self_attention.dense,
-            layer.mlp.dense_h_to_4h,
-            layer.mlp.dense_4h_to_h,
+    def _embed(self, ids: np.ndarray, positions: np.ndarray) -> flow.Tensor:
+        return self._tokens(ids) + self._positions(positions)
+
+    def _layer(self, block: Block, local: LocalLayers) -> DecoderLayer:
+        attention, mlp, size = block.self_attention, block.mlp, self._options.head_size
+        if isinstance(attention.query_key_value, QueryKeyValue):
+            mixed = [getattr(attention.query_key_value, name) for name in QKV_PARTS]
+        else:
+            mixed = [attention.query_key_value]
+        return DecoderLayer(
+            input_norm=local.norm(block.input_layernorm),
+            # (heads, 3) to (3, heads).
+            query_key_value=local.column(
+                *mixed,
+                order=lambda x: np.concatenate(
+                    [x.reshape(-1, 3, size, *x.shape[1:])[:, i] for i in range(3)]
+                ).reshape(x.shape),
+            ),
+            dense=local.row(attention.dense),
+            post_norm=local.norm(block.post_attention_layernorm),
+            inner=local.column(mlp.dense_h_to_4h, activation=self._options.activation),
+            outer=local.row(mlp.dense_4h_to_h),
+            heads=self._options.num_attention_heads // len(local.place.group),
+            scale=self._options.scale_of(block.layer_idx),
         )
-        whole = len(self._place.group) == 1 and all(isinstance(x, LocalLinear) for x in linears)
-        return OneTokenBlock(layer, linears) if whole else layer
-
-
-class OneTokenBlock:
-    """A block of whole, dense weights, which takes one more token in one operation."""
-
-    def __init__(self, block: Block, linears: tuple[LocalLinear, ...]) -> None:
-        self._block = block
-        parts = (block.input_layernorm, *linears[:2], block.post_attention_layernorm, *linears[2:])
-        self._weights = [tensor for part in parts for tensor in (part.weight, part.bias)]
-        self._settings = {
-            "scale": 1.0 / math.sqrt(block.self_attention.head_size),
-            "epsilon": block.input_layernorm.eps,
-            "tanh": block.mlp.approximate == "tanh",
-        }
-
-    def __call__(self, x: flow.Tensor, past: Past) -> flow.Tensor:
-        held = past.held
-        if held is None or past.hidden is not None or x.shape[1] > 1:
-            return self._block(x, past)
-        x, key, value = decoder_layer(x, *held, *self._weights, **self._settings)
-        past.keep(key, value)
-        return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -18,8 +19,8 @@ from monarch_flow.layers import LinearConfig
 
 logger = logging.getLogger(__name__)
 
-ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
-"""Option `activation` to the `approximate` argument of OneFlow's gelu."""
+ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none", "relu": None}
+"""Option `activation` to the `approximate` argument of OneFlow's gelu; None: it is another."""
 FUSIONS = (
     "bias_gelu_fusion",
     "bias_dropout_fusion",
@@ -31,21 +32,25 @@ FUSIONS = (
 class GPT2Options(ModelOptions, frozen=True):
     """GPT-2's options.
 
-    `activation` is "gelu_tanh", GPT-2's, or "gelu", the erf form, the only one that
-    bias_gelu_fusion has. `attention_fusion` applies where a kernel drops out weights, or none is
+    `activation` is "gelu_tanh", GPT-2's, "gelu", the erf form, the only one that bias_gelu_fusion
+    has, or "relu". `attention_fusion` applies where a kernel drops out weights, or none is
     dropped. `apply_query_key_layer_scaling` divides the scores by the layer's number inside the
-    product and multiplies back, for the range of half precision. The last three make Monarch
+    product and multiplies back, for the range of half precision;
+    `scale_attn_by_inverse_layer_idx` divides them. Without `tie_word_embeddings` the weight of the
+    logits is not the token embedding. The last three make Monarch
     layers, see `weights.monarch`.
     """
 
     ffn_hidden_size: Positive
     layernorm_epsilon: Amount = 1e-5
-    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
+    activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
     bias_gelu_fusion: bool | None = None
     bias_dropout_fusion: bool | None = None
     scale_mask_softmax_fusion: bool | None = None
     attention_fusion: bool | None = None
     apply_query_key_layer_scaling: bool = False
+    scale_attn_by_inverse_layer_idx: bool = False
+    tie_word_embeddings: bool = True
     mlp_cfg: Any = None
     attnlinear_cfg: Any = None
     attnproj_cfg: Any = None
@@ -53,6 +58,11 @@ class GPT2Options(ModelOptions, frozen=True):
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_attention_heads
+
+    def scale_of(self, layer_idx: int) -> float:
+        """What the scores of attention in a layer, counted from 0, are multiplied by."""
+        scale = 1.0 / math.sqrt(self.head_size)
+        return scale / (layer_idx + 1) if self.scale_attn_by_inverse_layer_idx else scale
 
     def monarch_layers(self) -> dict[str, LinearConfig]:
         """The parts of a block that are Monarch layers, see `weights.monarch.layers`."""

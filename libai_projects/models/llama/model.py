@@ -6,7 +6,8 @@ adds, normalizes and keeps the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from oneflow_accel.distributed import set_value
@@ -26,9 +27,10 @@ from libai.layers import (
 from libai.utils import distributed as dist
 from oneflow import nn
 
+from libai_projects.models.decoder import DecoderLayer, LocalEmbedding, LocalLayers
 from libai_projects.models.layers import (
+    Head,
     Pair,
-    Past,
     drawn_later,
     is_active,
     loss_of_tokens,
@@ -38,7 +40,7 @@ from libai_projects.models.layers import (
 )
 from libai_projects.models.llama import options as model_options
 from libai_projects.models.llama.options import LlamaOptions
-from libai_projects.models.processes import local
+from libai_projects.models.pages import Step
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.llama import LLAMA
 from libai_projects.weights.table import initial_weights
@@ -122,17 +124,6 @@ class RMSNorm(LayerNorm):
         y, total = add_rms_norm(wide, residual, weight, epsilon=self.eps, **drop)
         return y.to(x.dtype), total
 
-    def on_this_process(self) -> Callable[..., Pair]:
-        """The same on local tensors, without dropout; collective."""
-        weight, epsilon = local(self.weight), self.eps
-
-        def norm(x: flow.Tensor, residual: flow.Tensor | None = None) -> Pair:
-            if residual is None:
-                return rms_norm(x, weight, epsilon=epsilon), x
-            return add_rms_norm(x, residual, weight, epsilon=epsilon)
-
-        return norm
-
     def extra_repr(self) -> str:
         return f"{tuple(self.weight.shape)}, eps={self.eps}"
 
@@ -158,14 +149,11 @@ class SelfAttention(nn.Module):
         x: flow.Tensor,
         angles: Pair,
         segments: flow.Tensor | None = None,
-        past: Past | None = None,
     ) -> flow.Tensor:
         """(batch, time, hidden) to the same, or with the first two axes exchanged; `angles` are
         cosines and sines of (time, head size / 2), `segments` (batch, time) numbers of documents,
         which do not see each other."""
-        axis = 1 if past is not None else self.time_axis
-        if past is None:
-            x = _whole(x)
+        axis, x = self.time_axis, _whole(x)
         query, key, value = (
             layer(x).reshape(*x.shape[:2], -1, self.head_size)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
@@ -176,18 +164,14 @@ class SelfAttention(nn.Module):
         # To (batch, heads, time, head size).
         order = (1, 2, 0, 3) if axis == 0 else (0, 2, 1, 3)
         query, key, value = (each.permute(*order) for each in (query, key, value))
-        if past is not None:
-            context = past.attend(query, key, value)
-        else:
-            drop: dict[str, Any] = {}
-            if is_active(self.dropout):
-                drop = {"dropout": self.dropout.p, "seed": draw_seed(query)}
-            if segments is not None:
-                drop["segments"] = segments
-            context = scaled_dot_product_attention(query, key, value, causal=True, **drop)
+        drop: dict[str, Any] = {}
+        if is_active(self.dropout):
+            drop = {"dropout": self.dropout.p, "seed": draw_seed(query)}
+        if segments is not None:
+            drop["segments"] = segments
+        context = scaled_dot_product_attention(query, key, value, causal=True, **drop)
         context = context.permute(2, 0, 1, 3) if axis == 0 else context.permute(0, 2, 1, 3)
-        context = context.reshape(*x.shape[:2], -1)
-        return self.o_proj(context) if past is not None else self.o_proj(context, self.sbp)
+        return self.o_proj(context.reshape(*x.shape[:2], -1), self.sbp)
 
 
 class FeedForward(nn.Module):
@@ -201,10 +185,8 @@ class FeedForward(nn.Module):
         self.up_proj = _column(hidden, inner, layer_idx, bias)
         self.down_proj = _row(inner, hidden, layer_idx, bias)
 
-    def forward(self, x: flow.Tensor, past: Past | None = None) -> flow.Tensor:
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
         """(..., hidden) to the same."""
-        if past is not None:
-            return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
         x = _whole(x)
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)), self.sbp)
 
@@ -230,23 +212,21 @@ class Block(TransformerLayer):
         cosines: flow.Tensor,
         sines: flow.Tensor,
         segments: flow.Tensor | None = None,
-        past: Past | None = None,
     ) -> Pair:
         """A branch and the residual before it, (batch, time, hidden) each, to the next two; the
-        first block gets embeddings and no residual. Local with `past`."""
-        if past is None:
-            stage = dist.get_layer_placement(self.layer_idx)
-            x = x.to_global(placement=stage)
-            if residual is not None:
-                residual = residual.to_global(placement=stage)
-            if segments is not None:
-                segments = segments.to_global(placement=stage)
+        first block gets embeddings and no residual."""
+        stage = dist.get_layer_placement(self.layer_idx)
+        x = x.to_global(placement=stage)
+        if residual is not None:
+            residual = residual.to_global(placement=stage)
+        if segments is not None:
+            segments = segments.to_global(placement=stage)
         x, residual = self.input_layernorm(x, residual)
         if self.residual_in_fp32:
             residual = residual.to(flow.float32)
-        x = self.self_attention(x, (cosines, sines), segments, past)
+        x = self.self_attention(x, (cosines, sines), segments)
         x, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(x, past), residual
+        return self.mlp(x), residual
 
 
 class LlamaModel(nn.Module):
@@ -282,6 +262,11 @@ class LlamaModel(nn.Module):
         for name, array in initial_weights(LLAMA, vars(cfg), flow.initial_seed()):
             set_value(parameters[name.removeprefix(LLAMA.prefix)], array)
 
+    def head_weight(self) -> flow.Tensor:
+        """(vocab_size, hidden), what makes logits of the last norm's output."""
+        tied = self.options.tie_word_embeddings
+        return self.token_embeddings.weight if tied else self.lm_head.weight
+
     def forward(
         self, input_ids: flow.Tensor, segments: flow.Tensor | None = None
     ) -> tuple[flow.Tensor, flow.Tensor]:
@@ -303,9 +288,7 @@ class LlamaModel(nn.Module):
         if options.sequence_first:
             x = x.transpose(0, 1)
         x = x.to_global(sbp=dist.get_hidden_sbp())
-        tied = options.tie_word_embeddings
-        head = self.token_embeddings.weight if tied else self.lm_head.weight
-        return x, head.to_global(placement=x.placement)
+        return x, self.head_weight().to_global(placement=x.placement)
 
     def _angles(self, time: int, layer: int) -> Pair:
         """Cosines and sines (time, head size / 2) where `layer` is, the first of its stage."""
@@ -332,16 +315,6 @@ class LlamaModel(nn.Module):
     @staticmethod
     def _names(layer: int) -> tuple[str, str]:
         return f"cosines_{layer}", f"sines_{layer}"
-
-
-class Head(nn.Module):
-    """The weight of the logits, split over the vocabulary, on the last stage."""
-
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
-        super().__init__()
-        over_rows = dist.get_nd_sbp([flow.sbp.broadcast, flow.sbp.split(0)])
-        place = {"placement": dist.get_layer_placement(-1), "sbp": over_rows}
-        self.weight = nn.Parameter(flow.empty((vocab_size, hidden_size), **place))
 
 
 class LlamaForPreTraining(nn.Module):
@@ -407,51 +380,55 @@ class TokenLosses(nn.Module):
 
 
 class LlamaStepModel(StepModel):
-    """A Llama that generation can step through. Its weights are read now: load them before."""
+    """A Llama that generation can step through. Its weights are read now: load them before; the
+    dtypes are `StepModel`'s."""
 
-    def __init__(self, model: LlamaForPreTraining | LlamaModel) -> None:
+    def __init__(self, model: LlamaForPreTraining | LlamaModel, **dtypes: Any) -> None:
         llama = model.llama if isinstance(model, LlamaForPreTraining) else model
-        options = llama.options
+        self._options = options = llama.options
         self._rotary = llama.rotary
+        self.shares_prefixes = not llama.rotary.varies(options.max_seq_length)
         self._table: tuple[np.ndarray, np.ndarray] | None = None
-        tied = options.tie_word_embeddings
         super().__init__(
-            embeddings=llama.token_embeddings,
-            layers=llama.layers,
+            blocks=llama.layers,
             norm=llama.norm,
-            head=llama.token_embeddings.weight if tied else llama.lm_head.weight,
+            head=llama.head_weight(),
             options=options,
-            fused_softmax=bool(dist.can_fuse(None)),
-            key_width=options.num_key_value_heads * options.head_size,
+            key_heads=options.num_key_value_heads,
+            head_size=options.head_size,
+            **dtypes,
         )
-        norm = self._norm
-        self._norm = lambda x: norm(x)[0]
+        self._tokens = LocalEmbedding(llama.token_embeddings.weight, self._place)
 
-    def _layer(self, layer: Block) -> StepBlock:
-        return StepBlock(layer)
+    def _embed(self, ids: np.ndarray, positions: np.ndarray) -> flow.Tensor:
+        return self._tokens(ids)
 
-    def _angles(self, first: int, time: int) -> Pair:
-        """By places in the row: where a row begins with padding, only differences count."""
-        end = first + time
-        if self._rotary.varies(end):
-            tables = self._rotary.tables(time, first=first)
-        else:
-            if self._table is None:
-                # Angles up to the length from which on they depend on it.
-                longest = self.max_positions
-                if self._rotary.varies(longest):
-                    longest = self._rotary.original
-                self._table = self._rotary.tables(longest)
-            tables = tuple(table[first:end] for table in self._table)
-        return tuple(flow.tensor(table, device=self._device) for table in tables)
+    def _layer(self, block: Block, local: LocalLayers) -> DecoderLayer:
+        attention, mlp = block.self_attention, block.mlp
+        return DecoderLayer(
+            input_norm=local.norm(block.input_layernorm),
+            query_key_value=local.column(attention.q_proj, attention.k_proj, attention.v_proj),
+            dense=local.row(attention.o_proj),
+            post_norm=local.norm(block.post_attention_layernorm),
+            inner=local.column(mlp.gate_proj, mlp.up_proj, gate=True),
+            outer=local.row(mlp.down_proj),
+            heads=self._options.num_attention_heads // len(local.place.group),
+            scale=1.0 / math.sqrt(self._options.head_size),
+            interleaved=self._options.rope_interleaved,
+        )
 
-
-class StepBlock:
-    """A block on local tensors, whose branch is added to the residual at its end."""
-
-    def __init__(self, block: Block) -> None:
-        self._block = block
-
-    def __call__(self, x: flow.Tensor, past: Past) -> flow.Tensor:
-        branch, residual = self._block(x, None, *past.angles, past=past)
-        return residual + branch
+    def _angles(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
+        if self._table is None:
+            # Up to the length from which on they depend on it.
+            longest = self.max_positions
+            self._table = self._rotary.tables(
+                longest if self.shares_prefixes else self._rotary.original
+            )
+        places = np.minimum(step.positions, len(self._table[0]) - 1)
+        cosines, sines = (table[places] for table in self._table)
+        for row in () if self.shares_prefixes else range(len(step.tables)):
+            own = np.flatnonzero(step.sequences == row)
+            first, last = step.positions[own[[0, -1]]].tolist()
+            if self._rotary.varies(last + 1):
+                cosines[own], sines[own] = self._rotary.tables(len(own), first=first)
+        return cosines, sines

@@ -118,8 +118,8 @@ class Options(Flags):
     )
     rms_norm_eps: Amount = flag(1e-5, "X", "added to the mean square")
     rope_theta: Amount = flag(1e4, "X", "base of the angles")
-    rope_scaling: Literal["", "linear", "dynamic", "llama3"] = flag("", "NAME")
-    "linear, dynamic or llama3; empty: none"
+    rope_scaling: Literal["", "linear", "dynamic", "llama3", "yarn"] = flag("", "NAME")
+    "linear, dynamic, llama3 or yarn; empty: none"
     rope_factor: Amount = flag(2.0, "X", "by how much rope_scaling stretches positions")
     rope_original_len: Count = flag(0, "N", "positions before rope_scaling; 0: max_seq_len")
     rope_interleaved: bool = flag(False, text="turn neighbours, as Meta's weights have it")

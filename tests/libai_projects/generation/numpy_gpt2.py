@@ -96,7 +96,7 @@ class NumpyGPT2:
             hidden = hidden + self._linear(joined, f"{prefix}.attn.c_proj")
             wide = self._linear(self._norm(hidden, f"{prefix}.ln_2"), f"{prefix}.mlp.c_fc")
             hidden = hidden + self._linear(_gelu(wide), f"{prefix}.mlp.c_proj")
-        return self._norm(hidden[:, -1], "ln_f") @ weights["wte.weight"].T
+        return self._product(self._norm(hidden[:, -1], "ln_f"), weights["wte.weight"])
 
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
         centered = x - x.mean(-1, keepdims=True)
@@ -104,7 +104,10 @@ class NumpyGPT2:
         return scaled * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
 
     def _linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        return x @ self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
+        return self._product(x, self._weights[f"{name}.weight"].T) + self._weights[f"{name}.bias"]
+
+    def _product(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x @ weight.T
 
     def _split(self, x: np.ndarray) -> np.ndarray:
         return x.reshape(*x.shape[:2], self._heads, -1).swapaxes(1, 2)

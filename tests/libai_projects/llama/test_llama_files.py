@@ -123,7 +123,7 @@ def test_damaged_folders_of_metas(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attention_bias": "yes"}, "expected true or false"),
         ({"num_attention_heads": 5}, "5 heads do not divide"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'.*linear, dynamic"),
+        ({"rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, "'ntk'.*linear, dynamic"),
         ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
         ({"rope_scaling": {"type": "linear", "factor": -1.0}}, "expected a number above 0"),
         ({"tie_word_embeddings": True}, "differs from"),

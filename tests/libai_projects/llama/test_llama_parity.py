@@ -86,11 +86,11 @@ def test_training(folders: Path, case: str) -> None:
 @cases
 def test_generated_tokens(folders: Path, case: str) -> None:
     model = LlamaStepModel(build(folders / case).eval())
-    assert model.bytes_per_token == 2 * 2 * 4 * sum(
-        len(array)
-        for name, array in tiny_llama.weights(case).items()
-        if name.endswith("layers.0.self_attn.k_proj.weight")
-    )
+    content, width = tiny_llama.content(case), tiny_llama.WIDTH
+    size = content.get("head_dim", width // content["num_attention_heads"])
+    # Two layers of float32; values take multiples of 16.
+    both = content["num_key_value_heads"] * (size + -(-size // 16) * 16)
+    assert model.bytes_per_token == 2 * 4 * both
     for name, options in GENERATION.items():
         chosen = GenerationOptions.from_config({"eos_token_id": None, "pad_token_id": 0, **options})
         for number, prompt in enumerate(PROMPTS):

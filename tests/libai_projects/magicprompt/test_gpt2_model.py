@@ -14,7 +14,7 @@ import pytest
 from libai.utils.registry import locate
 
 from libai_projects.models.gpt2 import options as model_options
-from libai_projects.models.gpt2.model import GPT2ForPreTraining
+from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from tests.launch import run_process
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.magicprompt.gpt2_models import logits, make, place
@@ -24,17 +24,18 @@ from tests.tolerances import assert_close
 SHAPE = Shape()
 STATE = reference_gpt2.random_state(SHAPE)
 IDS = np.random.default_rng(1).integers(0, SHAPE.vocabulary, (2, 21))
-UNFUSED = {"attention_fusion": False, "scale_mask_softmax_fusion": False}
+APART = {"attention_fusion": False}
+UNFUSED = {**APART, "scale_mask_softmax_fusion": False}
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"attention_fusion": False},
+        APART,
         UNFUSED,
         {"apply_query_key_layer_scaling": True},
-        {"apply_query_key_layer_scaling": True, "attention_fusion": False},
+        {"apply_query_key_layer_scaling": True, **APART},
         {"apply_query_key_layer_scaling": True, **UNFUSED},
     ],
     ids=str,
@@ -49,6 +50,20 @@ def test_the_erf_form_of_gelu(fused: bool) -> None:
     model = make(STATE, SHAPE, activation="gelu", bias_gelu_fusion=fused)
     expected = reference_gpt2.forward(STATE, IDS, SHAPE.heads, gelu="erf")
     assert_close(logits(model, IDS), expected, reduced=SHAPE.width)
+
+
+@pytest.mark.parametrize("fusions", [{}, APART, {**UNFUSED, "apply_query_key_layer_scaling": True}])
+def test_relu_scores_by_layer_and_a_head_of_its_own(fusions: dict[str, bool]) -> None:
+    state = {**STATE, "lm_head.weight": STATE["wte.weight"][::-1].copy()}
+    options = {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}
+    model = make(state, SHAPE, activation="relu", **options, **fusions)
+    expected = reference_gpt2.forward(state, IDS, SHAPE.heads, gelu="relu", by_layer=True)
+    assert_close(logits(model, IDS), expected, reduced=SHAPE.width)
+    # Generation reads the same options.
+    steps = GPT2StepModel(model)
+    positions = np.broadcast_to(np.arange(IDS.shape[1]), IDS.shape)
+    found = steps.step(IDS, positions, None, steps.start(len(IDS)))
+    assert_close(found, expected[:, -1], reduced=SHAPE.width)
 
 
 def test_losses_in_training_and_evaluation() -> None:
@@ -129,7 +144,7 @@ def test_more_tokens_than_positions_is_an_error() -> None:
     ("options", "text"),
     [
         ({"num_attention_heads": 5}, "hidden_size=64 does not divide by .*num_attention_heads=5"),
-        ({"activation": "relu"}, "activation='relu': it must be gelu_tanh or gelu"),
+        ({"activation": "silu"}, "activation='silu': it must be gelu_tanh, gelu or relu"),
         ({"vocab_size_real": 97}, "vocab_size_real=97 does not fit model.cfg.vocab_size=96"),
         ({"num_layers": None}, "model.cfg.num_layers is not set"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel.errors import UserError
 
@@ -12,8 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from libai_projects.models.gpt2.model import GPT2StepModel
+from libai_projects.models.pages import NoPagesError
 from tests.launch import REPOSITORY
 from tests.libai_projects import reference_gpt2
+from tests.libai_projects.generation.numpy_gpt2 import NumpyGPT2
 from tests.libai_projects.magicprompt.gpt2_models import logits, make
 from tests.libai_projects.reference_gpt2 import Shape
 from tests.tolerances import assert_close
@@ -30,17 +34,60 @@ def stepper() -> GPT2StepModel:
     return GPT2StepModel(make(STATE, SHAPE, vocab_size=128, vocab_size_real=SHAPE.vocabulary))
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("ends", [(7, *range(8, 17)), (1, 2, 9, 16), (16,)], ids=str)
-def test_steps_are_the_references(ends: tuple[int, ...], fused: bool, use_cache: bool) -> None:
-    model = GPT2StepModel(make(STATE, SHAPE, scale_mask_softmax_fusion=fused))
-    cache, begin = model.start(3, use_cache), 0
+def steps(model: Any, ends: tuple[int, ...], use_cache: bool = True) -> np.ndarray:
+    """The logits at the end of each step, (steps, 3, vocabulary)."""
+    cache, begin, found = model.start(3, use_cache), 0, []
     for end in ends:
-        found = model.step(IDS[:, begin:end], POSITIONS[:, begin:end], None, cache)
-        assert found.dtype == np.float32
-        assert_close(found, EXPECTED[:, end - 1], reduced=SHAPE.width)
+        found.append(model.step(IDS[:, begin:end], POSITIONS[:, begin:end], None, cache))
         begin = end
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("ends", [(7, *range(8, 17)), (1, 2, 9, 16), (16,)], ids=str)
+def test_steps_are_the_references(
+    stepper: GPT2StepModel, ends: tuple[int, ...], use_cache: bool
+) -> None:
+    found = steps(stepper, ends, use_cache)
+    assert found.dtype == np.float32
+    expected = EXPECTED[:, np.array(ends) - 1].swapaxes(0, 1)
+    assert_close(found, expected, reduced=SHAPE.width)
+
+
+@pytest.mark.parametrize(
+    ("weights", "keys", "most"),
+    [("float32", "bfloat16", 0.03), ("bfloat16", None, 0.06), ("int8", None, 0.12)],
+)
+def test_fewer_bits_are_close(weights: str, keys: str | None, most: float) -> None:
+    """`most` in units of the logits' standard deviation, of a few roundings of 8 bits."""
+    dtypes = {"weights_dtype": weights, "cache_dtype": keys}
+    model = GPT2StepModel(make(STATE, SHAPE), **dtypes)
+    ends = (7, 8, 9, 16)
+    error = steps(model, ends) - EXPECTED[:, np.array(ends) - 1].swapaxes(0, 1)
+    assert 1e-4 < abs(error).max() / EXPECTED.std() < most
+    # Two layers of two bytes: keys and values of four heads of 16.
+    assert (model.bytes_per_token, model.page_bytes) == (2 * 2 * 128, 64 * 2 * 2 * 128)
+
+
+class QuantisedGPT2(NumpyGPT2):
+    """Weights of 8 bits with a scale for each output, activations for each 64 inputs of a row."""
+
+    def _product(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        def whole(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            largest = abs(values).max(-1, keepdims=True)
+            return np.rint(values * (127 / largest)), largest / 127
+
+        (rows, by_group), (columns, by_row) = whole(x.reshape(*x.shape[:-1], -1, 64)), whole(weight)
+        product = np.einsum("...gi,ogi->...og", rows, columns.reshape(len(weight), -1, 64))
+        return (product * by_group[..., 0][..., None, :]).sum(-1) * by_row[:, 0]
+
+
+def test_int8_is_float64_of_the_same_whole_numbers() -> None:
+    dtypes = {"weights_dtype": "int8", "cache_dtype": "float32"}
+    model, ends = GPT2StepModel(make(STATE, SHAPE), **dtypes), (7, 8, 16)
+    expected = steps(QuantisedGPT2(STATE, SHAPE.heads), ends)
+    # Where float32 rounds to the other side, a number moves by a 127th.
+    np.testing.assert_allclose(steps(model, ends), expected, rtol=0, atol=0.01 * EXPECTED.std())
 
 
 def test_a_step_is_the_training_model(stepper: GPT2StepModel) -> None:
@@ -49,10 +96,8 @@ def test_a_step_is_the_training_model(stepper: GPT2StepModel) -> None:
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_padded_batch_is_its_single_prompts(fused: bool, use_cache: bool) -> None:
-    model = GPT2StepModel(make(STATE, SHAPE, scale_mask_softmax_fusion=fused))
-    lengths = (10, 4, 7)
+def test_a_padded_batch_is_its_single_prompts(stepper: GPT2StepModel, use_cache: bool) -> None:
+    model, lengths = stepper, (10, 4, 7)
     mask = np.arange(16) >= 10 - np.array(lengths)[:, None]
     # Nothing that stands for padding matters, not even a token that does not exist.
     ids = np.where(mask, IDS, 10**6)
@@ -90,14 +135,16 @@ def test_the_padding_of_the_vocabulary_is_not_in_the_logits(stepper: GPT2StepMod
     assert found.shape == (3, SHAPE.vocabulary)
 
 
-def test_a_trained_model_continues_as_transformers_does() -> None:
+@pytest.mark.parametrize("weights_dtype", ["float32", "bfloat16", "int8"])
+def test_a_trained_model_continues_as_transformers_does(weights_dtype: str) -> None:
     folder = REPOSITORY.parent / "shared" / "data" / "models" / "capp_gpt2_64d"
     if not folder.is_dir():
         pytest.skip("no shared data")
     config = json.loads((folder / "config.json").read_text())
     golden = json.loads((folder / "reference.json").read_text())
     shape = Shape(config["n_layer"], config["n_embd"], config["n_head"], 53, config["n_positions"])
-    model = GPT2StepModel(make(load_file(Path(folder) / "model.safetensors"), shape))
+    state = load_file(Path(folder) / "model.safetensors")
+    model = GPT2StepModel(make(state, shape), weights_dtype=weights_dtype)
     for prompt, expected in zip(golden["input_ids"], golden["greedy_ids"], strict=True):
         ids, cache, begin = list(prompt), model.start(1), 0
         while len(ids) < len(expected):
@@ -123,6 +170,12 @@ def test_what_does_not_exist_is_an_error(
         stepper.step(np.array(ids), np.array(positions), None, stepper.start(1))
 
 
+def test_a_dtype_that_does_not_exist_is_an_error() -> None:
+    for wrong in ({"weights_dtype": "float16"}, {"cache_dtype": "int8"}):
+        with pytest.raises(UserError, match=r"float16.*float32, bfloat16, int8|int8.*, bfloat16$"):
+            GPT2StepModel(make(STATE, SHAPE), **wrong)
+
+
 def test_shapes_that_do_not_fit_are_an_error(stepper: GPT2StepModel) -> None:
     one = np.zeros((1, 1), dtype=np.int64)
     with pytest.raises(ValueError, match="ids of"):
@@ -131,3 +184,41 @@ def test_shapes_that_do_not_fit_are_an_error(stepper: GPT2StepModel) -> None:
         stepper.step(one, np.zeros((1, 2), dtype=np.int64), None, stepper.start(1))
     with pytest.raises(ValueError, match="the mask of"):
         stepper.step(one, one, np.zeros((1, 3), dtype=bool), stepper.start(1))
+
+
+def test_a_page_is_full_and_a_copy_is_written_to() -> None:
+    """Across the end of a page, in chunks, and after copies of sequences in the middle of one."""
+    shape = Shape(positions=160)
+    state = reference_gpt2.random_state(shape)
+    ids = np.random.default_rng(2).integers(0, shape.vocabulary, (2, 150))
+    expected = reference_gpt2.forward(state, ids, shape.heads)
+    model = GPT2StepModel(make(state, shape))
+    cache = model.new_cache(pages=6)
+    first, second = (cache.pages.add()[0] for _ in range(2))
+    ends = (50, 100, 129)
+    for begin, end in zip((0, *ends), ends, strict=False):
+        rows = [(first, ids[0, begin:end]), (second, ids[1, begin : begin + 1])]
+        step = model.plan(cache, rows if begin == 0 else rows[:1])
+        found = model.run(step, cache)
+        assert_close(found[0], expected[0, end - 1], reduced=shape.width)
+    copy = cache.pages.fork(first)
+    # Both go on, and the sequence of one token, each with tokens of its own.
+    rows = [(first, ids[0, 129:140]), (copy, ids[0, 129:131]), (second, ids[1, 1:100])]
+    found = model.run(model.plan(cache, rows), cache)
+    wanted = np.stack([expected[0, 139], expected[0, 130], expected[1, 99]])
+    assert_close(found, wanted, reduced=shape.width)
+    with pytest.raises(NoPagesError, match="0 pages left and the next tokens need 1"):
+        model.plan(cache, [(first, ids[0, 140:141]), (second, ids[1, 100:150])])
+    assert cache.pages.length(first) == 140
+    cache.pages.release(copy)
+    found = model.run(model.plan(cache, [(second, ids[1, 100:150])]), cache)
+    assert_close(found[0], expected[1, 149], reduced=shape.width)
+
+
+def test_a_step_asks_for_the_logits_of_any_tokens(stepper: GPT2StepModel) -> None:
+    cache = stepper.new_cache()
+    step = stepper.plan(cache, [(cache.pages.add()[0], IDS[0])])
+    for last in ([3, 15], [], range(16)):
+        wanted = np.array(last, np.int64)
+        found = stepper.run(replace(step, last=wanted), cache)
+        assert_close(found, EXPECTED[0, wanted], reduced=SHAPE.width)

@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from pipeline_fakes import TEXT
@@ -55,12 +56,16 @@ def test_a_sentence_becomes_four_prompts(serve: Callable, open_page: Callable) -
     # Typing starts right away; the settings are folded away; everything has a name.
     expect(page.get_by_label("Your words")).to_be_focused()
     expect(page.get_by_label("Temperature")).to_be_hidden()
+    expect(page.get_by_text("Model: fake")).to_be_visible()
     page.keyboard.type("a cute pig")
     page.keyboard.press("Enter")
     items = page.get_by_role("listitem")
     expect(items).to_have_count(4)
     expect(items.first).to_have_attribute("aria-busy", "true")
     # The text grows as it comes.
+    boxes = [item.bounding_box() for item in items.all()]
+    assert boxes[0]["y"] == boxes[1]["y"] < boxes[2]["y"] == boxes[3]["y"]
+    assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
     seen = len(items.first.inner_text())
     expect(items.first).not_to_have_text(re.compile(f"^.{{0,{seen}}}$", re.DOTALL))
     expect(items.first).to_have_attribute("aria-busy", "true")
@@ -72,6 +77,13 @@ def test_a_sentence_becomes_four_prompts(serve: Callable, open_page: Callable) -
     items.nth(2).get_by_role("button", name="Copy prompt 3").click()
     expect(status).to_have_text("Copied to the clipboard.")
     assert page.evaluate("navigator.clipboard.readText()") == texts[2]
+    # Over http on another host there is no such API.
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    items.nth(1).get_by_role("button", name="Copy prompt 2").click()
+    expect(items.nth(1).get_by_role("button")).to_have_text("Copied")
+    page.get_by_label("Your words").fill("")
+    page.get_by_label("Your words").press("Control+v")
+    expect(page.get_by_label("Your words")).to_have_value(texts[1])
 
 
 def test_settings_stop_and_markup(serve: Callable, open_page: Callable) -> None:
@@ -94,17 +106,22 @@ def test_settings_stop_and_markup(serve: Callable, open_page: Callable) -> None:
     page.get_by_label("New tokens").fill("100000")
     page.get_by_role("button", name=WRITE).click()
     assert page.evaluate("document.querySelector('form').checkValidity()") is False
-    # Stop ends the request on the server, and keeps what there is.
+    # Stop, or Escape, ends the request on the server, and keeps what there is.
     page.get_by_label("New tokens").fill("250")
-    page.get_by_role("button", name=WRITE).click()
-    expect(page.get_by_role("listitem")).to_have_attribute("aria-busy", "true")
-    page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_role("status")).to_have_text("Stopped.")
-    expect(page.get_by_role("button", name=WRITE)).to_be_enabled()
-    end = time.monotonic() + 5
-    while running.worker.busy and time.monotonic() < end:
-        page.wait_for_timeout(20)
-    assert not running.worker.busy
+    for key in ("Enter", "Escape"):
+        page.get_by_role("button", name=WRITE).click()
+        expect(page.get_by_role("listitem")).to_have_attribute("aria-busy", "true")
+        stop = page.get_by_role("button", name="Stop")
+        stop.press(key)
+        expect(page.get_by_role("status")).to_have_text("Stopped.")
+        expect(page.get_by_role("button", name=WRITE)).to_be_enabled()
+        # The keyboard is not left at a button that is gone.
+        expect(page.get_by_role("button", name=WRITE)).to_be_focused()
+        expect(stop).to_be_hidden()
+        end = time.monotonic() + 5
+        while running.worker.busy and time.monotonic() < end:
+            page.wait_for_timeout(20)
+        assert not running.worker.busy
 
 
 def test_errors_are_said(serve: Callable, open_page: Callable) -> None:
@@ -123,6 +140,105 @@ def test_errors_are_said(serve: Callable, open_page: Callable) -> None:
     expect(page.get_by_role("alert")).to_have_text(re.compile("shutting down|cannot be reached"))
 
 
+def test_a_refusal_says_what_to_do(serve: Callable, open_page: Callable) -> None:
+    page = open_page(serve().url)
+    expect = sync_api.expect
+    words, alert = page.get_by_label("Your words"), page.get_by_role("alert")
+    again = page.get_by_role("button", name="Try again")
+
+    def refuse(**answer: Any) -> None:
+        page.route("**/api/generate", lambda route: route.fulfill(**answer), times=1)
+
+    refuse(status=413, json={"error": "the request is larger than 9 bytes"})
+    words.fill("a cute pig")
+    words.press("Enter")
+    expect(alert).to_have_text("the request is larger than 9 bytes. Use fewer words.")
+    expect(again).to_be_hidden()
+    page.route("**/api/generate", lambda route: route.abort(), times=1)
+    words.press("Enter")
+    expect(alert).to_have_text(re.compile("cannot be reached.*See that it still runs"))
+    refuse(status=503, body="not JSON, of a proxy")
+    again.click()
+    expect(alert).to_have_text(re.compile("status 503. Try again in a moment"))
+    refuse(status=429, json={"error": "2 requests wait"}, headers={"Retry-After": "2"})
+    again.click()
+    expect(alert).to_have_text("2 requests wait")
+    expect(again).to_have_text(re.compile(r"^Try again in \d s$"))
+    expect(again).to_be_disabled()
+    expect(again).to_be_enabled()
+    again.click()
+    expect(page.get_by_role("status")).to_have_text(re.compile("^4 prompts in"))
+    expect(alert).to_be_empty()
+    expect(again).to_be_hidden()
+
+
+def test_the_key_is_asked_for(serve: Callable, open_page: Callable) -> None:
+    page = open_page(serve().url)
+    expect = sync_api.expect
+    key, alert = page.get_by_label("Key of the server"), page.get_by_role("alert")
+    expect(page.get_by_text("Model: fake")).to_be_visible()
+    expect(key).to_be_hidden()
+
+    def guard(route: sync_api.Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer secret":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": "a key is needed"})
+
+    page.route("**/api/*", guard)
+    page.reload()
+    expect(alert).to_have_text(re.compile("asks for a key"))
+    expect(key).to_be_focused()
+    page.keyboard.type("wrong")
+    page.keyboard.press("Tab")
+    expect(alert).to_have_text(re.compile("does not take this key"))
+    page.get_by_label("Your words").fill("a cute pig")
+    key.fill("secret")
+    key.press("Enter")
+    expect(page.get_by_role("status")).to_have_text(re.compile("^4 prompts in"))
+    expect(key).to_be_hidden()
+    expect(alert).to_be_empty()
+    # It is this tab's, and goes with it.
+    assert "secret" not in page.evaluate("JSON.stringify(localStorage)")
+    page.reload()
+    expect(page.get_by_text("Model: fake")).to_be_visible()
+
+
+def test_the_history_brings_all_back(serve: Callable, open_page: Callable) -> None:
+    page = open_page(serve().url)
+    expect = sync_api.expect
+    words, items = page.get_by_label("Your words"), page.locator("#results p")
+    summary = page.get_by_text("History", exact=True)
+    entries = page.get_by_role("list", name="History").get_by_role("listitem")
+    expect(summary).to_be_hidden()
+    # More than are kept; the oldest goes.
+    page.evaluate(
+        """localStorage.setItem("serve.history", JSON.stringify(Array.from({ length: 30 },
+             (_, i) => ({ body: { prompt: `old ${i}` }, texts: [" one"], when: 0 }))))"""
+    )
+    page.get_by_text("Settings").click()
+    page.get_by_label("Prompts", exact=True).fill("2")
+    page.get_by_label("Seed").fill("5")
+    words.fill("a <b>cute</b> pig")
+    words.press("Enter")
+    expect(page.get_by_role("status")).to_have_text(re.compile("^2 prompts in"))
+    texts = items.all_inner_texts()
+    page.reload()
+    summary.click()
+    expect(entries).to_have_count(30)
+    expect(entries.last).to_have_text(re.compile("^old 28"))
+    entries.first.get_by_role("button").click()
+    expect(words).to_have_value("a <b>cute</b> pig")
+    expect(words).to_be_focused()
+    expect(page.locator("[name=num_return_sequences]")).to_have_value("2")
+    expect(page.locator("[name=seed]")).to_have_value("5")
+    assert items.all_inner_texts() == texts
+    page.get_by_role("button", name="Clear the history").click()
+    expect(summary).to_be_hidden()
+    page.reload()
+    expect(summary).to_be_hidden()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_readable_everywhere(serve: Callable, open_page: Callable, scheme: str) -> None:
     """Nothing is cut off at 320 pixels, and text has a contrast of at least 4.5 (WCAG 2.2 AA)."""
@@ -131,8 +247,11 @@ def test_readable_everywhere(serve: Callable, open_page: Callable, scheme: str) 
     page.get_by_label("Your words").fill("w" * 60)
     page.get_by_role("button", name=WRITE).click()
     sync_api.expect(page.get_by_role("status")).to_have_text(re.compile("prompts in"))
+    page.get_by_text("History", exact=True).click()
+    page.evaluate("document.getElementById('key').hidden = false")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
-    for selector in ("h1", "header p", "#hint", "summary", "#write", ".given", ".added", ".copy"):
+    page_text = ("h1", "header p", "#hint", "summary", "#key", "#write", "#error", "#clear")
+    for selector in (*page_text, ".given", ".added", ".copy", ".entry", ".entry small"):
         assert _contrast(page, selector) >= 4.5, selector
 
 

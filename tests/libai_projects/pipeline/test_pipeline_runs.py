@@ -12,8 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+import tokenizers
 from launch import REPOSITORY, free_port, run_distributed, run_process
 from pipeline_fakes import write_vocabulary
+
+from libai_projects import weights
+from libai_projects.weights.gpt2 import GPT2
+from libai_projects.weights.table import initial_weights
 
 PROJECTS = REPOSITORY / "libai_projects"
 SCRIPT = "projects/MagicPrompt/pipeline.py"
@@ -53,6 +58,7 @@ def capp_texts() -> list[str]:
 
 def test_random_weights(tmp_path: Path) -> None:
     options = ["--mode", "random", *SMALL, *vocabulary(tmp_path), "--max-length", "24"]
+    options += ["--weights-dtype", "int8", "--cache-dtype", "float32"]
     done = run_distributed([SCRIPT, "1", *options], 1, cwd=PROJECTS, env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout
     texts = "\n" + done.stdout
@@ -96,8 +102,10 @@ def test_errors_are_one_sentence(tmp_path: Path) -> None:
         "num_attention_heads": [*words, *good, "model.cfg.num_attention_heads=5"],
         "raise max_length": [*words, *good, "--prompt", "x" * 60],
         "temperature": [*words, *good, "--temperature", "0"],
+        "takes no --tokenizer": [*words, *good, "--tokenizer", str(tmp_path)],
         "cannot listen": [*words, *good, "--serve", "--host", "192.0.2.1"],
         "device": [*words, *good, "--device", "nonsense"],
+        "did you mean bfloat16": [*words, *good, "--weights-dtype", "float16"],
     }
     done = run_process(
         ["-c", code, json.dumps(list(cases.values()))], cwd=PROJECTS, env=ENVIRONMENT
@@ -107,6 +115,33 @@ def test_errors_are_one_sentence(tmp_path: Path) -> None:
     assert len(errors) == len(cases), done.stdout
     for sentence, error in zip(cases, errors, strict=True):
         assert sentence in error, done.stdout
+
+
+def test_a_folder_with_a_tokenizer_json_alone(tmp_path: Path) -> None:
+    """Found beside the model or named, it gives the texts that GPT-2's two files give."""
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 257}
+    sizes |= {"ffn_hidden_size": 32, "max_seq_length": 64}
+    model, alone = tmp_path / "model", tmp_path / "tokenizer.json"
+    options = vocabulary(tmp_path)
+    library = tokenizers.ByteLevelBPETokenizer(options[1], options[3])
+    library.add_special_tokens(["<|endoftext|>"])
+    library.save(str(alone))
+    drawn = dict(initial_weights(GPT2, sizes, seed=3))
+    weights.save_huggingface(drawn, sizes, model, tokenizer_files=[alone])
+    code = (
+        "import sys, json\n"
+        f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from libai_projects.projects.MagicPrompt import pipeline\n"
+        "for argv in json.loads(sys.argv[1]):\n"
+        "    pipeline.main(argv)\n"
+    )
+    command = ["--model", str(model), "--prompt", "a dög", "--max-length", "24", "--do-sample"]
+    command += ["--seed", "5"]
+    runs = [[*command, *more] for more in ([], options, ["--tokenizer", str(alone)])]
+    done = run_process(["-c", code, json.dumps(runs)], cwd=PROJECTS, env=ENVIRONMENT)
+    texts = re.findall(r"^a dög.*$", done.stdout, re.MULTILINE)
+    assert len(texts) == 3, done.stdout
+    assert texts[0] == texts[1] == texts[2] != "a dög"
 
 
 def test_interactive_takes_any_bytes(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_reads_what_transformers_wrote(kind: str) -> None:
         "layernorm_epsilon": 1e-5,
         "initializer_range": 0.02,
         "activation": "gelu_tanh",
+        "scale_attn_by_inverse_layer_idx": False,
+        "tie_word_embeddings": True,
     }
 
 
@@ -122,9 +124,10 @@ def test_export_leaves_padding_out_and_rounds_to_bfloat16(tmp_path: Path) -> Non
     ("changes", "words"),
     [
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "'llama'"),
-        ({"activation_function": "relu"}, "activation_function is 'relu'"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ({"activation_function": "silu"}, "activation_function is 'silu'"),
+        ({"tie_word_embeddings": False}, r"1 missing \(such as lm_head.weight"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; expected true or false"),
+        ({"scale_attn_weights": False}, "scale_attn_weights is False"),
         ({"n_head": 3}, "3 heads do not divide"),
         ({"n_layer": "2"}, "n_layer is '2'"),
         ({"n_inner": None}, "6 mis-shaped"),
@@ -147,13 +150,29 @@ def test_erf_gelu_is_kept(tmp_path: Path) -> None:
     assert content["activation_function"] == "gelu"
 
 
-def test_untied_head_is_refused(tmp_path: Path) -> None:
+def test_a_head_of_its_own_and_other_options(tmp_path: Path) -> None:
+    """Only where config.json says that there is one; LiBai's form tells it by the weight."""
     folder = changed_config(tmp_path / "model")
     state = load_file(folder / "model.safetensors")
     state["lm_head.weight"] = state["transformer.wte.weight"] + 1
     save_file(state, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"`lm_head\.weight` differs"):
         weights.load(folder, "huggingface")
+    changes = {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}
+    changes["tie_word_embeddings"] = False
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | changes))
+    loaded, config = weights.load(folder, "huggingface")
+    weights.save_libai(loaded, config, tmp_path / "libai")
+    again, known = weights.load(tmp_path / "libai", "libai")
+    assert known.items() <= config.items()
+    weights.save_huggingface(again, known, tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert content == content | changes
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == state.keys()
+    for name, array in state.items():
+        np.testing.assert_array_equal(written[name], array, err_msg=name)
 
 
 def test_broken_folders(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""NaN and infinity through what has no record: bits of NaN, large floats, a GPT-2 block."""
+"""NaN and infinity through what has no record: bits of NaN, large floats."""
 
 from __future__ import annotations
 
@@ -8,30 +8,9 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from tests.oneflow_accel.kernels import test_decoder_layer as block
 from tests.oneflow_accel.kernels.harness import needs_plugin
 
 pytestmark = needs_plugin
-
-
-def test_decoder_layer_hides_no_nan() -> None:
-    shape = (3, 2, 5, 8, 20)
-    names = len(block.arrays(*shape))
-    for index in range(names):
-        inputs = block.arrays(*shape)
-        # Of one head's keys and values: of the last sequence. Parameters belong to all.
-        inputs[index].reshape(-1)[-1] = np.nan
-        y, keys, values = (
-            t.numpy()
-            for t in block.decoder_layer(*block.tensors(inputs), **block.SETTINGS, tanh=True)
-        )
-        assert np.isnan(y[-1]).any(), f"input {index}"
-        if index < 3:
-            assert np.isfinite(y[:-1]).all(), f"input {index}"
-        wanted, wanted_keys, wanted_values = block.expected(inputs, tanh=True)
-        np.testing.assert_array_equal(np.isnan(y), np.isnan(wanted))
-        np.testing.assert_array_equal(np.isnan(keys), np.isnan(wanted_keys))
-        np.testing.assert_array_equal(np.isnan(values), np.isnan(wanted_values))
 
 
 def _repeated(array: np.ndarray) -> np.ndarray:

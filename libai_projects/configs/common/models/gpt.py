@@ -20,8 +20,12 @@ cfg = {
     "layernorm_epsilon": 1e-5,
     "initializer_range": 0.02,
     "use_scaled_init_for_output_weights": True,
-    # OpenAI's weights were trained with the tanh form; "gelu" is the erf form.
+    # OpenAI's weights were trained with the tanh form; "gelu" is the erf form, "relu" another.
     "activation": "gelu_tanh",
+    # Scores of attention in layer i, from 0, divided by i + 1.
+    "scale_attn_by_inverse_layer_idx": False,
+    # The weight of the logits is the token embedding.
+    "tie_word_embeddings": True,
     # Linear layers that are Monarch or block-diagonal: null (dense), monarch, blockdiag, or
     # {_target_: monarch_flow.layers.MonarchLinear, nblocks: 4}.
     "mlp_cfg": None,

@@ -24,7 +24,8 @@ cfg = {
     "output_dropout_prob": 0.0,
     "rms_norm_epsilon": 1e-5,
     "rope_theta": 10000.0,
-    # As in a config.json: {rope_type: linear, factor: 2.0}, dynamic or llama3; null: none.
+    # As in a config.json: {rope_type: linear, factor: 2.0}, dynamic, llama3, yarn or longrope;
+    # null: none.
     "rope_scaling": None,
     # Pairs of neighbours, as in Meta's code, and not of halves of a head.
     "rope_interleaved": False,
