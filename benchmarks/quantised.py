@@ -1,11 +1,9 @@
 """What weights of 16 and 8 bits, with a bfloat16 cache, change of models that have learned: a Llama
 and a GPT-2 of 17.7 million parameters, trained on prompts as their pages have it.
 
-    python -m benchmarks.quantised --text train.txt --validation valid.txt --tokenizer DIR
-
 They are trained once, in --folder; the same command goes on with a run that was stopped. Printed
-are the perplexity of the validation text and the share of its places where the likeliest next token
-is that of float32, the real tokens before it given.
+are the perplexity of prompts that they did not see and the share of places there where the
+likeliest next token is that of float32, the real tokens before it given.
 """
 
 from __future__ import annotations
@@ -73,26 +71,23 @@ def quality(model: Any, windows: np.ndarray) -> tuple[float, np.ndarray]:
 
 def _run() -> int:
     parser = cli.Parser(prog="python -m benchmarks.quantised", description=__doc__)
-    prompts = DATA / "sd_prompts"
-    paths = {"type": Path, "help": "default: %(default)s"}
-    parser.add_argument("--text", default=prompts / "diffusiondb.train.txt", **paths)
-    parser.add_argument("--validation", default=prompts / "diffusiondb.valid.txt", **paths)
-    parser.add_argument("--tokenizer", default=DATA / "gpt2_tokenizer", **paths)
     kept = settings.CACHE.get() or Path.home() / ".cache" / "oneflow_accel"
-    parser.add_argument("--folder", default=Path(kept) / "quantised", **paths)
+    text = "where runs are kept (default: %(default)s)"
+    parser.add_argument("--folder", default=Path(kept) / "quantised", type=Path, help=text)
     parser.add_argument("--minutes", type=float, default=30.0, help="of training a model")
     options = parser.parse_args()
-    folder, words = options.folder.resolve(), options.tokenizer.resolve()
+    folder, words = options.folder.resolve(), DATA / "gpt2_tokenizer"
     folder.mkdir(parents=True, exist_ok=True)
-    data = folder / "tokens"
+    data, prompts = folder / "tokens", DATA / "sd_prompts" / "diffusiondb.train.txt"
     # The configs read these.
     os.environ["LLAMA_TOKENIZER"] = str(words)
     os.environ["MAGICPROMPT_VOCAB"] = str(words / "vocab.json")
     os.environ["MAGICPROMPT_MERGES"] = str(words / "merges.txt")
     if not Path(f"{data}_valid.bin").exists():
-        prepare = [sys.executable, str(PROJECTS / "Llama/prepare.py"), str(options.text)]
-        prepare += ["--validation", str(options.validation), "--tokenizer", str(words)]
-        output_of([*prepare, "--output-prefix", str(data), "--overwrite"])
+        prepare = [sys.executable, str(PROJECTS / "Llama/prepare.py"), str(prompts)]
+        prepare += ["--validation", str(prompts.with_name("diffusiondb.valid.txt"))]
+        prepare += ["--tokenizer", str(words), "--output-prefix", str(data), "--overwrite"]
+        output_of(prepare)
     tokens = np.fromfile(f"{data}_valid.bin", np.uint16).astype(np.int64)
     windows = tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
     rows = [["model", "weights", "perplexity", "change", "same next token"]]
@@ -111,7 +106,7 @@ def _run() -> int:
         for weights, (perplexity, likeliest) in found.items():
             cells = [f"{perplexity:.2f}", f"{perplexity / base - 1:+.2%}"]
             rows.append([model, weights, *cells, f"{(likeliest == same).mean():.2%}"])
-    show(f"{tokens.size:,} tokens of {options.validation.name}", rows, left=rows[0][:2])
+    show(f"{windows.size:,} tokens, {options.minutes:g} minutes", rows, left=rows[0][:2])
     return 0
 
 

@@ -185,11 +185,9 @@ def server(*command: str) -> Iterator[str]:
             process.wait()
 
 
-def transformers(
-    peer: str, model: Path, limit: float, requests: Sequence[Request], clients: int
-) -> list[Answer]:
+def transformers(peer: str, model: Path, requests: Sequence[Request], clients: int) -> list[Answer]:
     """`clients` are sequences at once: those that arrived until the batch before ended."""
-    asked = {"model": str(model), "batch": clients, "threads": machine.cores(), "limit": limit}
+    asked = {"model": str(model), "batch": clients, "threads": machine.cores()}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({**asked, "requests": [request._asdict() for request in requests]}, file)
         file.flush()
@@ -217,8 +215,7 @@ def sides(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Load]
             name: partial(load, url.rstrip("/"), options.seconds) for name, url in found.items()
         }
         if options.peer:
-            once = partial(transformers, options.peer, options.model, options.seconds)
-            loads["transformers"] = once
+            loads["transformers"] = partial(transformers, options.peer, options.model)
         yield loads
 
 

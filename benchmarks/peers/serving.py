@@ -3,8 +3,7 @@
     python -m benchmarks.peers.serving FOLDER       writes a model of GPT-2 small's shape
     python -m benchmarks.peers.serving FILE.json    prints a line of JSON: an Answer to each request
 
-FILE has the folder of a `model`, `batch`, `threads`, the `limit` of seconds that a request may
-wait, and `requests`.
+FILE has the folder of a `model`, `batch`, `threads` and `requests`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from benchmarks.peers.models import fastest_dtype
 
 
-def answers(model: Any, batch: int, requests: list[dict[str, Any]], limit: float) -> list[Any]:
+def answers(model: Any, batch: int, requests: list[dict[str, Any]]) -> list[Any]:
     """Those that have arrived when a batch is done make the next one, which is as long as its
     longest."""
     found: list[Any] = []
@@ -29,9 +28,6 @@ def answers(model: Any, batch: int, requests: list[dict[str, Any]], limit: float
     while rest := requests[len(found) :]:
         time.sleep(max(0.0, began + rest[0]["at"] - time.perf_counter()))
         now = time.perf_counter() - began
-        if now > rest[0]["at"] + limit:
-            found.append((0.0, 0.0, 0, "no answer in time"))
-            continue
         chosen = [request for request in rest[:batch] if request["at"] <= now]
         longest = max(len(request["ids"]) for request in chosen)
         # Filled up on the left.
