@@ -71,7 +71,8 @@ def quality(model: Any, windows: np.ndarray) -> tuple[float, np.ndarray]:
 
 def _run() -> int:
     parser = cli.Parser(prog="python -m benchmarks.quantised", description=__doc__)
-    kept = settings.CACHE.get() or Path.home() / ".cache" / "oneflow_accel"
+    kept = settings.CACHE.get()
+    kept = Path.home() / ".cache" / "oneflow_accel" if kept in (None, "off") else kept
     text = "where runs are kept (default: %(default)s)"
     parser.add_argument("--folder", default=Path(kept) / "quantised", type=Path, help=text)
     parser.add_argument("--minutes", type=float, default=30.0, help="of training a model")
