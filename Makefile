@@ -41,7 +41,7 @@ EMULATED := tests/monarch_flow/engine/test_graph_steps.py \
             tests/libai_projects/llama/test_llama_parity.py tests/libai_projects/pipeline/test_stages.py \
             tests/libai_projects/pipeline/test_generate_api.py
 
-.PHONY: help setup plugin demo check test test-emulated lint bench bench-compare clean
+.PHONY: help setup plugin demo check test test-emulated lint bench bench-compare llama clean
 help:
 	@echo "make demo    train a small ResNet on real images, about 2 minutes"
 	@echo "make check   lint and the tests that find most mistakes, 3 minutes: before each commit"
@@ -50,6 +50,7 @@ help:
 	@echo "make lint    ruff, mypy, codespell, sizes, device names"
 	@echo "make bench   speed against PyTorch; the table goes to benchmarks/results (ARGS=--help)"
 	@echo "make bench-compare  the same again; fails where a ratio fell by more than 10 %"
+	@echo "make llama   llama.cpp as a peer of generation and serving: python -m benchmarks.serving"
 	@echo "make setup   only the environment in $(VENV) and the C++ plug-in"
 	@echo "make clean   remove $(VENV), $(PEER), .python and build results (ONEFLOW_ACCEL_CACHE stays)"
 
@@ -125,6 +126,17 @@ $(PEER)/.requirements: requirements/peer.txt
 	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/peer.txt
 	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps $(TIMM)
 	@touch $@
+
+# Another peer, for generation and serving: compiled for this machine in some minutes, so only where
+# it is asked for. With its AMX kernels it crashed.
+$(PEER)/.llama: $(PEER)/.requirements requirements/llama.txt
+	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_TILE=OFF \
+	  -DGGML_AMX_BF16=OFF" \
+	  $(PEER)/bin/python -m pip --disable-pip-version-check --quiet install \
+	  -r requirements/llama.txt
+	@touch $@
+
+llama: $(PEER)/.llama
 
 bench: plugin $(PEER)/.requirements
 	@$(BIN)/python -m benchmarks --peer $(PEER)/bin/python $(ARGS)

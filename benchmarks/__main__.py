@@ -3,6 +3,7 @@ ONNX Runtime too, and all against stock OneFlow. Of several peers the fastest co
 
     make bench            measure everything, write benchmarks/results/DATE.csv
     make bench ARGS="--only conv gemm"   measure these again; the others stay as they were
+    make llama bench ARGS="--only generation llama.cpp"   time per token, beside llama.cpp too
     make bench-compare    measure again, fail where a ratio fell by more than 10 %
 
 A ratio is our throughput over the peer's: above 1 we are faster.
@@ -22,6 +23,7 @@ from benchmarks import chart, flash, results
 from benchmarks.items import (
     COMPILED,
     EAGER,
+    LLAMA_CPP,
     ONNX_RUNTIME,
     OPENVINO,
     Item,
@@ -56,7 +58,7 @@ class Bench:
         self.base = Side(BASE, ours, env)
         self.peers = {
             name: Side(name, [*peer, name], env)
-            for name in (EAGER, COMPILED, OPENVINO, ONNX_RUNTIME)
+            for name in (EAGER, COMPILED, OPENVINO, ONNX_RUNTIME, LLAMA_CPP)
         }
         # As a program has it that does not import oneflow_accel.
         off = {"ONEFLOW_ACCEL_PLUGIN": "off", "ONEFLOW_ACCEL_ALLOCATOR": "glibc"}
@@ -78,11 +80,11 @@ class Bench:
         seconds, others = self._measure(runs) if why_not is None else ({}, {})
         notes = [] if why_not is None else [why_not]
         notes += [f"{name}: {text}" for name, text in seconds.items() if isinstance(text, str)]
-        ours = _number(seconds.get(OURS))
+        ours, ms = _number(seconds.get(OURS)), 1e3 / item.parts
         # The fastest counts.
         peer = min(others, key=lambda name: others[name][0], default="")
         theirs, ratio = others.get(peer, (None, None))
-        notes += [f"{name}: {_text(others[name][0], 1e3)} ms" for name in others if name != peer]
+        notes += [f"{name}: {_text(others[name][0], ms)} ms" for name in others if name != peer]
         stock = None
         # Stock OneFlow is up to 600 times slower: once is enough, and a process of its own, as some
         # operators end it.
@@ -98,12 +100,12 @@ class Bench:
             versions=", ".join(version for version in versions if version),
             group=item.group,
             item=item.name,
-            ours_ms=_text(ours, 1e3),
-            peer_ms="" if item.against else _text(theirs, 1e3),
+            ours_ms=_text(ours, ms),
+            peer_ms="" if item.against else _text(theirs, ms),
             ratio=_text(ratio),
             bar=_text(item.bar if why_not is None else None),
             against=item.against or "",
-            stock_ms=_text(stock, 1e3),
+            stock_ms=_text(stock, ms),
             stock_ratio=_text(theirs / stock if theirs and stock else None),
             note="; ".join(notes)[:200],
             peer="" if item.against else peer,
@@ -139,7 +141,7 @@ class Bench:
             if name != OURS and ratios and not words:
                 others[name] = statistics.median(said), statistics.median(ratios)
         # A model that another process holds is in the way of the next item's.
-        for name in set(runs) & {COMPILED, OPENVINO, ONNX_RUNTIME}:
+        for name in set(runs) & {COMPILED, OPENVINO, ONNX_RUNTIME, LLAMA_CPP}:
             self.peers[name].stop()
         return found, others
 
@@ -210,7 +212,8 @@ def _run() -> int:
         "--only",
         nargs="+",
         choices=[*groups, flash.GROUP],
-        help="groups to measure (default: all); flash-attention needs no peer and comes alone",
+        help="groups to measure (default: all but llama.cpp); flash-attention needs no peer and "
+        "comes alone",
     )
     parser.add_argument("--item", help="only the items whose name contains this")
     parser.add_argument("--rounds", type=int, default=5, help="the median counts (default: 5)")
@@ -237,15 +240,16 @@ def _run() -> int:
     _print(rows)
     below = [row for row in rows if row.below_bar]
     print(f"{len(below)} of {len(rows)} rows are below their bar")
-    path = results.FOLDER / f"{bench.date}.csv"
-    if len(items) < len(all_items()):
-        last = results.last_file()
+    path, last = results.FOLDER / f"{bench.date}.csv", results.last_file()
+    if len(items) < len(chosen_items(None, None)):
         has_stock = any(item.stock and item.against is None for item in items)
         if last is None or (options.no_stock and has_stock):
             print("not everything was measured: nothing is written")
             return 0
+    if last is not None:
         # Rows that were not measured again keep their date.
-        rows = results.replaced(results.read(last), rows)
+        known = [row for row in results.read(last) if row.item in bench.items]
+        rows = results.replaced(known, rows)
     results.write(path, rows)
     chart.draw(rows, results.FOLDER)
     print(f"written to benchmarks/results/{path.name}, drawn in latest.png and models.png")

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 # What PyTorch's models run in. A row is against the fastest of its peers.
 EAGER, COMPILED = "PyTorch", "torch.compile"
 # Engines for inference alone, which take a model of PyTorch's.
 OPENVINO, ONNX_RUNTIME = "OpenVINO", "ONNX Runtime"
+# One for text, which is compiled here (`make llama`): its rows are measured only where they are
+# asked for.
+LLAMA_CPP = "llama.cpp"
 BEST = (EAGER, COMPILED)
 
 
@@ -27,10 +31,11 @@ class Item:
         params: arguments of the maker.
         bar: ratio (ours / peer, in throughput) that it has to reach, None where it has none.
         against: another item of ours to divide by, in place of the peer.
-        peers: which of EAGER, COMPILED, OPENVINO and ONNX_RUNTIME have such a thing.
+        peers: which of EAGER, COMPILED, OPENVINO, ONNX_RUNTIME and LLAMA_CPP have such a thing.
         stock: False where stock OneFlow, up to 600 times slower, is not worth the wait.
         precision: "float32"; "bfloat16" where both sides compute so, by autocast or, in inference,
             in the whole model.
+        parts: what a step does this often, such as one token for each sequence: figures are of one.
     """
 
     name: str
@@ -42,6 +47,7 @@ class Item:
     peers: tuple[str, ...] = (EAGER,)
     stock: bool = True
     precision: str = "float32"
+    parts: int = 1
 
 
 # (rows of the activation, in, out) of linear layers.
@@ -180,11 +186,38 @@ def _models() -> Iterator[Item]:
     # 124 M parameters beside transformers' Llama.
     text = {"batch": 1, "tokens": 1024}
     yield from _ways("Llama train 1x1024", "llama", "llama_train", text, 1.2, stock=False)
-    for batch in (1, 8):
-        params = {"batch": batch, "prompt": 16, "tokens": 64}
-        name = f"GPT-2 greedy b{batch}, 64 new tokens"
-        yield Item(name, "generation", "gpt2_greedy", params, 1.0)
     yield from _inference("ViT-S/16 inference b8", "vit", "vit_inference", 1.0)
+
+
+# Sequences, tokens of each that were read before, and new ones.
+_TEXTS = {
+    "GPT-2": ((1, 64, 64), (1, 64, 256), (1, 960, 64), (8, 64, 64), (8, 64, 256), (32, 64, 64)),
+    "Llama": ((1, 64, 64), (8, 64, 64)),
+}
+# Of ours at its best over transformers at its, by sequences.
+_TEXT_BARS = {"GPT-2": {1: 1.0, 8: 1.6, 32: 2.0}, "Llama": {1: 1.1, 8: 1.5}}
+# With a context of 1,024 tokens in place of 64; by dtype of weights.
+_LONG_TEXT_BARS = {"float32": 1 / 1.25, "int8": 1 / 1.45}
+
+
+def _generation() -> Iterator[Item]:
+    """Greedy decoding, a new token of each sequence; with weights of 16 and 8 bits the cache is
+    bfloat16. llama.cpp, whose 8 bits are Q8_0, has rows of its own."""
+    for model, texts in _TEXTS.items():
+        for weights in ("float32", "bfloat16", "int8"):
+            for batch, prompt, tokens in texts:
+                name = f"{model} greedy b{batch}, {weights}, {prompt} + {tokens} tokens"
+                params = {"model": model, "weights": weights, "batch": batch}
+                params |= {"prompt": prompt, "tokens": tokens}
+                row = partial(Item, kind="decode", params=params, stock=False, parts=tokens)
+                bar = _TEXT_BARS[model][batch] if weights == "int8" else 1.0
+                yield row(name, "generation", bar=bar)
+                bar = 1.0 if batch == 1 and model == "GPT-2" else None
+                yield row(f"{name}, llama.cpp", LLAMA_CPP, bar=bar, peers=(LLAMA_CPP,))
+                if prompt == 960 and weights in _LONG_TEXT_BARS:
+                    over = name.replace("960 +", "64 +")
+                    settings = {"bar": _LONG_TEXT_BARS[weights], "against": over, "peers": ()}
+                    yield row(f"{name}, ours", "generation", **settings)
 
 
 def _ways(
@@ -317,16 +350,18 @@ def _small() -> Iterator[Item]:
 def all_items() -> list[Item]:
     """Every row, in the order of the table."""
     groups = (_gemm, _attention_parts, _memory_bound, _convolutions, _optimizers, _models)
-    return [item for group in (*groups, _ways_to_run, _monarch, _vitae, _small) for item in group()]
+    groups = (*groups, _generation, _ways_to_run, _monarch, _vitae, _small)
+    return [item for group in groups for item in group()]
 
 
 def chosen_items(groups: Sequence[str] | None, text: str | None) -> list[Item]:
-    """The items of these groups (None: all) whose names contain a text, and those that they are
-    divided by."""
+    """The items of these groups (None: all but LLAMA_CPP) whose names contain a text, and those
+    that they are divided by."""
     chosen = [
         item
         for item in all_items()
-        if (groups is None or item.group in groups) and (text is None or text in item.name)
+        if (item.group != LLAMA_CPP if groups is None else item.group in groups)
+        and (text is None or text in item.name)
     ]
     names = {item.name for item in chosen} | {item.against for item in chosen}
     return [item for item in all_items() if item.name in names]

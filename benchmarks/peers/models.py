@@ -3,13 +3,14 @@ and ViT-S/16, transformers' GPT-2 small."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import torch
 from torch import nn
 
 from benchmarks.both import Both
-from benchmarks.items import LLAMA
+from benchmarks.items import LLAMA, LLAMA_CPP
 from benchmarks.peers import engines, torchvision
 from benchmarks.serve import Maker, Step
 
@@ -78,31 +79,61 @@ def gpt2_train(batch: int, tokens: int) -> Step:
     return BOTH.train(BOTH.adamw(model), lambda: forward(ids, labels=ids).loss)
 
 
-def llama_train(batch: int, tokens: int) -> Step:
+def _llama(use_cache: bool = False) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(LlamaConfig(**LLAMA, attn_implementation="sdpa", use_cache=False))
+    config = LlamaConfig(**LLAMA, attn_implementation="sdpa", use_cache=use_cache)
+    return LlamaForCausalLM(config)
+
+
+def llama_train(batch: int, tokens: int) -> Step:
+    model = _llama()
     ids = torch.randint(LLAMA["vocab_size"], (batch, tokens))
     forward = BOTH.best(model.train())
     return BOTH.train(BOTH.adamw(model), lambda: forward(ids, labels=ids).loss)
 
 
-def gpt2_greedy(batch: int, prompt: int, tokens: int) -> Step:
-    model = _gpt2(use_cache=True).eval()
-    ids = torch.randint(50257, (batch, prompt))
-    # As many tokens each time, whatever they are.
-    model.generation_config.eos_token_id = None
+def decode(model: str, weights: str, batch: int, prompt: int, tokens: int) -> Step:
+    """In llama.cpp with these `weights`, else in the dtype that suits the machine best."""
+    net = {"GPT-2": partial(_gpt2, use_cache=True), "Llama": partial(_llama, use_cache=True)}[model]
+    if BOTH.peer == LLAMA_CPP:
+        from benchmarks.peers import llama
+
+        return llama.decode(net(), weights, batch, prompt, tokens)
+    return _decode(net().eval().to(fastest_dtype(net().eval(), batch)), batch, prompt, tokens)
+
+
+def _decode(model: nn.Module, batch: int, prompt: int, tokens: int) -> Step:
+    from transformers import DynamicCache
+
+    past = DynamicCache()
+    ids = torch.randint(model.config.vocab_size, (batch, prompt))
+
+    def read(ids: torch.Tensor) -> torch.Tensor:
+        logits = model(ids, past_key_values=past, logits_to_keep=1).logits
+        return logits.argmax(-1)
 
     def step() -> None:
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            pad_token_id=50256,
-            max_new_tokens=tokens,
-            do_sample=False,
-        )
+        last = first
+        for _ in range(tokens):
+            last = read(last)
+        past.crop(-tokens)
 
-    return step
+    with torch.no_grad():
+        first = read(ids)
+    return BOTH.without_gradient(step)
+
+
+def fastest_dtype(model: nn.Module, batch: int) -> torch.dtype:
+    """Of float32 and bfloat16, the one whose tokens take less time; the model is then bfloat16."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        step = _decode(model.to(dtype), batch, 8, 8)
+        step()
+        start = time.perf_counter()
+        step()
+        seconds[dtype] = time.perf_counter() - start
+    return min(seconds, key=seconds.__getitem__)
 
 
 MAKERS: dict[str, Maker] = {
@@ -111,6 +142,6 @@ MAKERS: dict[str, Maker] = {
     "vit_forward": partial(BOTH.classifier, BOTH.forward, _vit),
     "vit_inference": partial(BOTH.classifier, _inference, _vit),
     "vit_train": partial(BOTH.classifier_train, _vit),
-    **{make.__name__: make for make in (gpt2_forward, gpt2_train, llama_train, gpt2_greedy)},
+    **{make.__name__: make for make in (gpt2_forward, gpt2_train, llama_train, decode)},
     **BOTH.makers(),
 }

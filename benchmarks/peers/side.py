@@ -9,8 +9,11 @@ import sys
 import torch
 
 from benchmarks.both import Both
-from benchmarks.peers import engines, models, monarch, operators, vitae
+from benchmarks.items import LLAMA_CPP, ONNX_RUNTIME, OPENVINO
+from benchmarks.peers import models, monarch, operators, vitae
 from benchmarks.serve import serve
+
+PACKAGES = {OPENVINO: "openvino", ONNX_RUNTIME: "onnxruntime", LLAMA_CPP: "llama-cpp-python"}
 
 
 def main() -> None:
@@ -20,9 +23,8 @@ def main() -> None:
     modules = (operators, models, monarch, vitae)
     makers = {kind: maker for module in modules for kind, maker in module.MAKERS.items()}
     version = f"torch {torch.__version__}"
-    if peer in engines.MAKERS:
-        package = peer.lower().replace(" ", "")
-        version += f", {package} {importlib.metadata.version(package)}"
+    if peer in PACKAGES:
+        version += f", {PACKAGES[peer]} {importlib.metadata.version(PACKAGES[peer])}"
     serve(makers, version)
 
 

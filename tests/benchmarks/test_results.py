@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks import chart, results
-from benchmarks.items import all_items, chosen_items
+from benchmarks.items import LLAMA_CPP, all_items, chosen_items
 from benchmarks.results import Row
 
 
@@ -74,5 +74,9 @@ def test_an_item_is_measured_with_the_one_it_is_divided_by() -> None:
         assert item.against is None or item.against in names[:i]
     names = [item.name for item in chosen_items(["resnet50"], "inference b8 bf16 over")]
     assert names == ["ResNet50 inference b8", "ResNet50 inference b8 bf16 over float32"]
-    assert chosen_items(None, None) == all_items()
+    # llama.cpp is compiled only for who asks for its rows.
+    asked = chosen_items([LLAMA_CPP], None)
+    assert chosen_items(None, None) == [item for item in all_items() if item not in asked]
+    assert asked
+    assert {item.peers for item in asked} == {(LLAMA_CPP,)}
     assert chosen_items(["gemm"], "no such thing") == []

@@ -30,6 +30,12 @@ def test_the_fastest_peer_counts_and_the_others_are_said(bench: Bench) -> None:
     assert row.versions == "ours 1.0, torch 1.0"
 
 
+def test_figures_are_of_one_part_of_a_step(bench: Bench) -> None:
+    row = bench.row(replace(ITEM, parts=4))
+    assert (row.ours_ms, row.peer_ms, row.ratio) == ("0.5", "0.75", "1.5")
+    assert row.note == "PyTorch: 1 ms"
+
+
 def test_a_peer_that_ends_leaves_the_other(bench: Bench) -> None:
     bench.peers[COMPILED] = side("torch", 0.003, 'sys.exit("no compiler")')
     row = bench.row(ITEM)
