@@ -47,6 +47,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 def _prompts(value: Any) -> list[Prompt]:
     """One or several: texts, or lists of token ids."""
+
     def is_prompt(value: Any) -> bool:
         is_ids = isinstance(value, list) and {type(each) for each in value} == {int}
         return is_ids or isinstance(value, str)

@@ -230,4 +230,3 @@ def _criterion(
         return lockstep.exchange(float(answer is not None)) > 0
 
     return stop
-

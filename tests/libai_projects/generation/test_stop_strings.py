@@ -29,11 +29,7 @@ class Words(Tokenizer):
 
 def first_end(text: str, stops: list[str], after: int) -> int | None:
     """Where the first stop string ends that does not end within so many characters."""
-    ends = [
-        end
-        for end in range(after + 1, len(text) + 1)
-        if text[:end].endswith(tuple(stops))
-    ]
+    ends = [end for end in range(after + 1, len(text) + 1) if text[:end].endswith(tuple(stops))]
     return min(ends, default=None)
 
 

@@ -27,9 +27,7 @@ def rank_1(pair: Pair) -> psutil.Process:
 def test_they_write_together_and_end_together(tmp_path: Path) -> None:
     with Pair(tmp_path, "--serve", "--port=0") as pair, httpx.Client(timeout=60) as http:
         url = re.search(r"http://\S+", pair.read().decode())[0]
-        client = openai.OpenAI(
-            base_url=f"{url}v1", api_key="none", http_client=http, max_retries=0
-        )
+        client = openai.OpenAI(base_url=f"{url}v1", api_key="none", http_client=http, max_retries=0)
 
         def text(seed: int) -> str:
             return client.completions.create(seed=seed, **ASKED).choices[0].text
