@@ -8,6 +8,7 @@ bias, activation, residual) along.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
