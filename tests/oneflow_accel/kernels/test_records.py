@@ -143,7 +143,10 @@ def test_any_number_of_threads_and_a_forked_process() -> None:
             if line.startswith("digest "):
                 found.setdefault(line.partition(": ")[0], set()).add(line.partition(": ")[2])
     assert len(found) == len(RECORDS)
-    assert [name for name, digests in found.items() if len(digests) > 1] == []
+    differ = {name.split()[1] for name, digests in found.items() if len(digests) > 1}
+    # For AVX2 oneDNN's sgemm cuts long sums into one part for each thread.
+    sums = {"batch_matmul", "fused_matmul_bias", "linear_cross_entropy", "linear_cross_entropy_mean"}
+    assert differ <= (sums if plugin.state().level == "avx2" else set())
 
 
 def _uses_tiles(record: Record) -> bool:
