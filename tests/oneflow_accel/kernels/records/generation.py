@@ -1,4 +1,4 @@
-"""Linear layers of weights in panels, and attention over pages, as a step of generation has them."""
+"""What a step of generation calls: linear layers of weights in panels, attention over pages."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def _linear(
     x: np.ndarray, panels: np.ndarray, bias: np.ndarray, residual: np.ndarray
 ) -> np.ndarray:
     weight = panels.view(np.float32).swapaxes(1, 2).reshape(-1, x.shape[1])
-    return (
-        x @ weight[: residual.shape[1]].T.astype(np.float64) + bias[: residual.shape[1]] + residual
-    )
+    return (x @ weight.T + bias)[:, : residual.shape[1]] + residual
 
 
 def _call_attention(
