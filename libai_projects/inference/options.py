@@ -99,7 +99,7 @@ class Command(Flags):
     """read {"prompt": ..., "id": ..., and options of generation} from each line of the standard
     input, write one JSON object for each to the standard output; a bad line gets an object with
     `error`, and the exit code is then 1"""
-    serve: bool = flag(False, text="a web page and a JSON API")
+    serve: bool = flag(False, text="a web page and OpenAI's API, for many at once")
     stream: bool = flag(False, text="write text as it comes")
     batch_size: Positive | None = flag(None, "N")
     "prompts to continue at once (default: all of --prompt)"

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from oneflow_accel.kernels import plugin
 
 import numpy as np
 import pytest
-from entries import COMMANDS, EXTRA
+from entries import COMMANDS, EXTRA, SERVE
 from PIL import Image
 from safetensors.numpy import save_file
 
@@ -42,6 +43,7 @@ class World:
         self.checkout = folder / "checkout"
         self.environment = environment
         self.done: dict[str, str] = {}
+        self.servers: list[subprocess.Popen[bytes]] = []
         self._copy()
         # Made when a command asks for it.
         self._makers = {
@@ -49,13 +51,14 @@ class World:
             "digits": self._digits,
             "real_labels": self._real_labels,
             "requests": self._requests,
+            "server": self._server,
             "meta": lambda: write_meta(folder / "meta"),
             "resnet": self._resnet,
             "vit": lambda: self._vision("vit_tiny_patch4_28"),
             "vitae": lambda: self._vision("ViTAE_basic_Tiny", num_classes=5, img_size=32),
             "t2t14": lambda: self._vision("t2t_vit_t_14", num_classes=5, img_size=32),
         }
-        self._paths = {
+        self._paths: dict[str, Path | str] = {
             "runs": folder / "runs",
             "prompts": lines,
             # Of GPT-2's two files, which the prompts are encoded with.
@@ -65,7 +68,7 @@ class World:
         }
         self._paths["runs"].mkdir()
 
-    def path(self, name: str) -> Path:
+    def path(self, name: str) -> Path | str:
         if name not in self._paths:
             self._paths[name] = self._makers[name]()
         return self._paths[name]
@@ -88,14 +91,13 @@ class World:
         for word, value in run.replace.items():
             assert word in line, f"{word} is not in {line}"
             line = re.sub(rf"(?<![\w/]){re.escape(word)}(?!\w)", lambda _, v=value: v, line)
-        line = re.sub(r"\{(\w+)\}", lambda found: self._value(found[1]), line)
-        output = self.type(line, self.checkout / run.cwd, run.until)
+        output = self.type(self.filled(line), self.checkout / run.cwd, run.until)
         assert re.search(run.expect, output), output
         self.done[name] = output
         return output
 
     def type(self, line: str, folder: Path, until: str = "") -> str:
-        """Type a line into bash; what it printed. SIGTERM ends it once it has printed `until`."""
+        """Type a line into bash; what it printed. What has printed `until` goes on, as a server."""
         for left in reversed(range(TRIES)):
             try:
                 return self._type(line, folder, until)
@@ -105,7 +107,7 @@ class World:
         raise AssertionError("unreachable")
 
     def _type(self, line: str, folder: Path, until: str) -> str:
-        file = self.folder / "output.txt"
+        file = self.folder / f"{'server' if until else 'output'}.txt"
         with file.open("w") as output:
             process = subprocess.Popen(
                 ["bash", "-c", line],
@@ -126,15 +128,26 @@ class World:
             time.sleep(0.02)
             found = re.search(until, file.read_text(errors="replace")) if until else None
         if found is not None:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(60)
+            self.servers.append(process)
         text = file.read_text(errors="replace")
         assert found or process.returncode == 0, f"{line}: exit {process.returncode}\n{text}"
         assert "Traceback" not in text, f"{line}\n{text}"
         return text
 
-    def _value(self, name: str) -> str:
-        return str(free_port()) if name == "port" else str(self.path(name))
+    def filled(self, text: str) -> str:
+        """With paths, and numbers of free ports, for `{name}`."""
+
+        def value(found: re.Match[str]) -> str:
+            return str(free_port()) if found[1] == "port" else str(self.path(found[1]))
+
+        return re.sub(r"\{(\w+)\}", value, text)
+
+    def stop_servers(self) -> None:
+        """By SIGTERM, which they take as a wish."""
+        for process in self.servers:
+            os.killpg(process.pid, signal.SIGTERM)
+        for process in self.servers:
+            assert process.wait(60) == 0
 
     def _copy(self) -> None:
         self.checkout.mkdir()
@@ -192,6 +205,10 @@ class World:
         file.write_text('{"prompt": "a cute pig"}\n')
         return file
 
+    def _server(self) -> str:
+        """Its address; the command that starts it is the documents'."""
+        return re.search(r"http://[\d.]+:\d+", self.run(SERVE))[0]
+
     def _resnet(self) -> Path:
         from resnet50_imagenet.models import create_model
 
@@ -212,7 +229,7 @@ class World:
 def world(
     tmp_path_factory: pytest.TempPathFactory,
     prompts: dict[str, str],  # noqa: F811
-) -> World:
+) -> Iterator[World]:
     # What is left of another environment than the checkout's must not be of help.
     kept = {
         name: value
@@ -227,4 +244,6 @@ def world(
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "ONEFLOW_ACCEL_THREADS": "1",
     }
-    return World(tmp_path_factory.mktemp("readmes"), environment, data.with_name("prompts.txt"))
+    world = World(tmp_path_factory.mktemp("readmes"), environment, data.with_name("prompts.txt"))
+    yield world
+    world.stop_servers()

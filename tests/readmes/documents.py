@@ -34,7 +34,7 @@ DOCUMENTS = (
     "docs/bring_up_a_device.md",
 )
 
-_PROGRAMS = r"python3?|make|bash|cd|pip|source|export|apt-get|uv|pyenv|git|\.ci/run"
+_PROGRAMS = r"python3?|make|bash|cd|curl|pip|source|export|apt-get|uv|pyenv|git|\.ci/run"
 _COMMAND = re.compile(rf"([A-Z_]+=\S+ )*({_PROGRAMS})( |$)")
 # Of a command in running text, as in a program's help: what its arguments look like.
 _IN_TEXT = re.compile(r"\bpython3? (-m )?[\w./]+( (--?\w[\w-]*|[A-Z]+|\d+|[^\s[]*\w[./=]\S+))*")

@@ -18,7 +18,8 @@ class Run:
             a path of conftest.World.
         instead: another command that does the same in less time.
         after: commands, or names of EXTRA, that make the files it needs.
-        expect: an expression that its output matches; `until` too, which then ends it.
+        expect: an expression that its output matches.
+        until: likewise, of a server, which goes on until all tests are over.
     """
 
     add: str = ""
@@ -84,6 +85,7 @@ PREPARE = "python projects/MagicPrompt/prepare.py prompts.txt --validation valid
 PIPELINE_OF_FOUR = (
     "python3 -m oneflow.distributed.launch --nproc_per_node 4 projects/MagicPrompt/pipeline.py"
 )
+SERVE = "python projects/MagicPrompt/pipeline.py --model DIR --serve"
 # The output folder of TRAIN_ONE.
 TEXT_MODEL = {"DIR": "{runs}/gpt2"}
 SHORT_TEXT = "--max-new-tokens 4"
@@ -287,9 +289,16 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     f"{PIPELINE_OF_FOUR} --model DIR": Run(
         SHORT_TEXT, LIBAI, {**TWO, **TEXT_MODEL}, after=(TRAIN_ONE,), expect="a cute pig"
     ),
-    "python projects/MagicPrompt/pipeline.py --model DIR --serve": Run(
-        "--port 0", LIBAI, TEXT_MODEL, after=(TRAIN_ONE,), until=r"http://127.0.0.1:\d+"
+    SERVE: Run("--port 0", LIBAI, TEXT_MODEL, after=(TRAIN_ONE,), until=r"http://127.0.0.1:\d+"),
+    f"{PIPELINE_OF_FOUR} --model DIR --serve": ALIKE,
+    f"MAGICPROMPT_API_KEY=KEY {SERVE} --host 0.0.0.0": ALIKE,
+    'curl http://127.0.0.1:8000/api/generate -H "Content-Type: application/json" '
+    """-d '{"prompt": "a cute pig", "max_new_tokens": 20}'""": Run(
+        replace={"http://127.0.0.1:8000": "{server}"},
+        expect=r'\{"results":\[\{"generated_text":"a cute pig',
     ),
+    "export OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=KEY": Run(),
+    "python projects/MagicPrompt/pipeline.py --model DIR --weights-dtype int8": ALIKE,
     "python projects/MagicPrompt/pipeline.py --model DIR --jsonl < requests.jsonl": Run(
         SHORT_TEXT,
         LIBAI,
@@ -300,6 +309,8 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     "python -m libai_projects.weights.convert SRC DST --from huggingface --to libai": Run(
         cwd=LIBAI, replace={"SRC": "{huggingface}", "DST": "{runs}/converted"}
     ),
+    "python -m libai_projects.weights.convert SRC DST --from huggingface --to huggingface "
+    "--dtype int8": Run(cwd=LIBAI, replace={"SRC": "{huggingface}", "DST": "{runs}/quarter"}),
     "python -m libai_projects.weights.convert DIR/checkpoints/latest DST --from libai --to libai "
     "--resumable graph": Run(
         cwd=LIBAI,
@@ -462,6 +473,7 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     "mlp_cfg=monarch": Run("--batch 1 --size 32 --rounds 1", expect="whole step"),
     'make bench ARGS="--only monarch monarch-batches vitae"': Dry(),
     'make bench ARGS="--only generation"': Dry(),
+    'make llama bench ARGS="--only generation llama.cpp"': Dry(),
     'make bench ARGS="--only conv gemm"': Dry(),
     'make bench ARGS="--only ways --no-stock"': Dry(),
     'make bench ARGS="--item softsign"': Dry(),
@@ -556,6 +568,11 @@ BLOCKS: dict[str, Code | NotRun] = {
     ),
     "from libai_projects.projects.MagicPrompt.pipeline import TextGenerationPipeline": Code(
         check="assert callable(TextGenerationPipeline)"
+    ),
+    "from openai import OpenAI": Code(
+        before="import os\n"
+        "os.environ |= {'OPENAI_BASE_URL': '{server}/v1', 'OPENAI_API_KEY': 'KEY'}",
+        check="assert len(answer.choices) == 3",
     ),
     "from oneflow_accel.kernels.registry import disabled": Code(
         before="import oneflow as flow\n"

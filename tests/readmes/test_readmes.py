@@ -210,7 +210,7 @@ def test_block(world: World, block: str) -> None:
             if isinstance(node, ast.Import | ast.ImportFrom)
         ]
         # Once more with the block itself, which does no harm.
-        parts = ["\n".join(imports), entry.before, block, entry.check]
+        parts = ["\n".join(imports), world.filled(entry.before), block, entry.check]
     result = run_process(
         ["-c", "\n".join(parts)],
         # Without the folder of the repository, as a user's program.

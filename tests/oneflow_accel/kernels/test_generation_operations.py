@@ -14,6 +14,7 @@ import oneflow as flow
 import pytest
 
 from tests.oneflow_accel.kernels.harness import as_array, as_held, random
+from tests.oneflow_accel.kernels.records.generation import attention
 from tests.tolerances import TOLERANCES, Tolerance, assert_close
 
 CPU = flow.device("cpu")
@@ -170,13 +171,8 @@ def test_paged_attention(
         for token, row in zip(wide, rows, strict=True):
             held = as_held(token[heads:].astype(np.float32), dtype).astype(np.float64)
             past[row].append(held)
-            own = np.stack(past[row])
-            k, v = own[:, :shared], own[:, shared:]
-            k, v = (np.repeat(each, heads // shared, axis=1) for each in (k, v))
-            scores = 0.3 * np.einsum("hd,thd->ht", token[:heads], k)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
-            expected.append(np.einsum("ht,thd->hd", weights, v).reshape(-1))
+            own = np.split(np.stack(past[row]), [shared], axis=1)
+            expected.append(attention(token[None, :heads], *own, scale=0.3)[0])
         numbers = [tables, rows.astype(np.int32), places.astype(np.int32), copies]
         if turned is not None:
             numbers += [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
