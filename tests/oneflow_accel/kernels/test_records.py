@@ -145,7 +145,12 @@ def test_any_number_of_threads_and_a_forked_process() -> None:
     assert len(found) == len(RECORDS)
     differ = {name.split()[1] for name, digests in found.items() if len(digests) > 1}
     # For AVX2 oneDNN's sgemm cuts long sums into one part for each thread.
-    sums = {"batch_matmul", "fused_matmul_bias", "linear_cross_entropy", "linear_cross_entropy_mean"}
+    sums = {
+        "batch_matmul",
+        "fused_matmul_bias",
+        "linear_cross_entropy",
+        "linear_cross_entropy_mean",
+    }
     assert differ <= (sums if plugin.state().level == "avx2" else set())
 
 
