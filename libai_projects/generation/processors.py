@@ -2,7 +2,7 @@
 
 Processors change scores by the sequence so far: each takes (Rows, scores (R, V) float32) and
 returns the new scores; it may write into the ones it was given. Warpers narrow the distribution
-before a token is drawn: they say which scores of a row (n,) stay; `keep` tokens always do. Each
+before a token is drawn: they say which scores (n,) of a row stay; `keep` tokens always do. Each
 row is narrowed and drawn from by itself, so that it gets the same tokens beside any others, and
 only what is left of it is looked at again: of 50,257 scores each pass counts, and a full sort
 costs more than all else. The order of both is that of transformers, on which the result depends.
@@ -14,7 +14,7 @@ that every process of a distributed run draws the same tokens from the same scor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from oneflow_accel.errors import UserError
@@ -54,6 +54,11 @@ def best(scores: np.ndarray) -> np.ndarray:
     # argmax takes a NaN for the largest, so it is enough to look at what it found.
     check_scores(scores[np.arange(len(scores)), tokens, None])
     return tokens
+
+
+@cache
+def _every(vocab_size: int) -> np.ndarray:
+    return np.arange(vocab_size)
 
 
 class Candidates(NamedTuple):
@@ -105,22 +110,21 @@ def drawn_without_replacement(scores: np.ndarray, count: int, stream: Stream) ->
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
     """Indices, rising, of the `count` largest of `values` (N,) and of all that equal the last."""
-    return np.flatnonzero(values >= least_of_largest(values, count))
-
-
-def least_of_largest(values: np.ndarray, count: int) -> float:
-    """The least of the `count` largest of `values` (N,); the least of all if there are fewer."""
     size = values.size
+    if count >= size:
+        return np.arange(size)
     # The count-th largest of the maxima of disjoint parts is at most the count-th largest
     # value: a bound that leaves few candidates, and far cheaper than a partition of everything.
     parts = max(256, 4 * count)
     depth = size // parts
+    bound = -np.inf
     if depth >= 4:
         maxima = values[: depth * parts].reshape(depth, parts).max(axis=0)
         bound = np.partition(maxima, parts - count)[parts - count]
-        values = values[np.flatnonzero(values >= bound)]
-    place = max(0, values.size - count)
-    return np.partition(values, place)[place]
+    candidates = np.flatnonzero(values >= bound)
+    found = values[candidates]
+    least = np.partition(found, found.size - count)[found.size - count]
+    return candidates[found >= least]
 
 
 def check_scores(scores: np.ndarray) -> None:
@@ -307,12 +311,12 @@ class ScoreChain:
     @np.errstate(over="ignore")
     def candidates(self, scores: np.ndarray) -> list[Candidates]:
         """What the warpers leave of each row of processed `scores` (R, V)."""
-        every = np.arange(scores.shape[1])
+        every = _every(scores.shape[1])
         found = []
         for row in scores:
             tokens = every
             for warp in self._warpers:
-                kept = np.flatnonzero(warp(row))
+                kept = warp(row)
                 tokens, row = kept if tokens is every else tokens[kept], row[kept]
             found.append(Candidates(tokens, row))
         return found
@@ -337,7 +341,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-# Told the scores (n,) of a row, it says (n,) bool which stay.
+# Told the scores (n,) of a row, it says at which places, rising, are those that stay.
 Warper = Callable[[np.ndarray], np.ndarray]
 
 
@@ -372,7 +376,7 @@ def temperature(scores: np.ndarray, value: float) -> np.ndarray:
 
 def top_k(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
     """Leave the `value` largest scores; all that equal the last of them stay."""
-    return row >= least_of_largest(row, max(int(value), keep))
+    return largest(row, max(int(value), keep))
 
 
 def top_p(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
@@ -385,7 +389,8 @@ def top_p(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
 def min_p(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
     """Leave the tokens that have at least `value` times the likeliest one's probability: min-p
     sampling, Nguyen et al., 2024, arXiv:2407.01082."""
-    return row >= min(row.max() + np.float32(np.log(value)), least_of_largest(row, keep))
+    least = row.max() + np.float32(np.log(value))
+    return np.flatnonzero(row >= min(least, row[largest(row, keep)].min()))
 
 
 def typical(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
@@ -401,7 +406,7 @@ def typical(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
 
 
 def _nearest(distance: np.ndarray, weights: np.ndarray, mass: float, keep: int) -> np.ndarray:
-    """(n,) bool, the tokens of the least `distance` (n,) float32, 0 or more, with `mass` of all
+    """The places of the least `distance` (n,) float32, 0 or more, with `mass` of all
     `weights` (n,) float32, `keep` at least, and all that are as near as the last."""
     # Such floats are in the order of their bits. The first of these give bins of tokens, and only
     # the bin in which the mass is reached is sorted.
@@ -414,4 +419,6 @@ def _nearest(distance: np.ndarray, weights: np.ndarray, mass: float, keep: int) 
     missing = wanted - (sums[last - 1] if last else 0)
     place = np.searchsorted(np.cumsum(weights[inside], dtype=np.float64), missing)
     furthest = distance[inside[min(int(place), inside.size - 1)]]
-    return distance <= max(furthest, -least_of_largest(-distance, keep) if keep > 1 else 0)
+    if keep > 1:
+        furthest = max(furthest, distance[largest(-distance, keep)].max())
+    return np.flatnonzero(distance <= furthest)
