@@ -75,11 +75,14 @@ class Decoding:
         options = self._options
         token_scores: list[TokenScore | None] = [None] * len(logits)
         likely = log_softmax(logits) if options.logprobs is not None else None
-        scores = self._chain(self._rows, logits)
-        if options.do_sample:
-            chosen = drawn(scores, [self._streams[number] for number in self.alive])
+        scores = self._chain.processed(self._rows, logits)
+        candidates = self._chain.candidates(scores) if options.do_sample else None
+        if candidates is not None:
+            chosen = drawn(candidates, [self._streams[number] for number in self.alive])
         else:
             chosen = best(scores)
+        if options.output_scores or options.stopping_criteria:
+            scores = self._chain.warped(scores, candidates)
         if likely is not None:
             token_scores = [
                 _score(row, int(token), options.logprobs or 0)

@@ -2,8 +2,9 @@
 
 Processors change scores by the sequence so far: each takes (Rows, scores (R, V) float32) and
 returns the new scores; it may write into the ones it was given. Warpers narrow the distribution
-before a token is drawn: they take scores and return them with what is left out at -inf; `keep`
-tokens always stay. Only as many tokens are sorted as a rule needs: a full sort of 50,257 scores
+before a token is drawn: they say which scores (n,) of a row stay; `keep` tokens always do. Each
+row is narrowed and drawn from by itself, so that it gets the same tokens beside any others, and
+only what is left of it is looked at again: of 50,257 scores each pass counts, and a full sort
 costs more than all else. The order of both is that of transformers, on which the result depends.
 
 Streams use the raw output of PCG64, which numpy keeps the same between releases and platforms, so
@@ -13,7 +14,8 @@ that every process of a distributed run draws the same tokens from the same scor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import cache, partial
+from typing import NamedTuple
 
 from oneflow_accel.errors import UserError
 
@@ -50,18 +52,44 @@ def best(scores: np.ndarray) -> np.ndarray:
     """(R,) int64, the first token with the highest of `scores` (R, V); raises as `check_scores`."""
     tokens = scores.argmax(axis=1)
     # argmax takes a NaN for the largest, so it is enough to look at what it found.
-    check_scores(np.take_along_axis(scores, tokens[:, None], axis=1))
+    check_scores(scores[np.arange(len(scores)), tokens, None])
     return tokens
 
 
-def drawn(scores: np.ndarray, row_streams: Sequence[Stream]) -> np.ndarray:
-    """(R,) int64, one token for each row of `scores` (R, V), drawn with the probabilities
-    softmax(scores); takes one number from each row's stream. Raises as `check_scores`."""
-    check_scores(scores)
-    return np.array(
-        [drawn_without_replacement(row, 1, row_streams[i])[0] for i, row in enumerate(scores)],
-        dtype=np.int64,
-    )
+@cache
+def _every(vocab_size: int) -> np.ndarray:
+    return np.arange(vocab_size)
+
+
+class Candidates(NamedTuple):
+    """What may follow one row: `tokens` (n,) int64 and their `scores` (n,) float32."""
+
+    tokens: np.ndarray
+    scores: np.ndarray
+
+
+# Scores of a row whose weights are added up in one go.
+_PART = 256
+
+
+@np.errstate(over="ignore")
+def drawn(candidates: Sequence[Candidates], row_streams: Sequence[Stream]) -> np.ndarray:
+    """(R,) int64, one token for each row, drawn with the probabilities softmax(scores); takes two
+    numbers from each row's stream: one chooses a part of the row, the other a token in it."""
+    chosen = np.empty(len(candidates), dtype=np.int64)
+    for row, ((tokens, scores), stream) in enumerate(zip(candidates, row_streams, strict=True)):
+        weights = np.zeros((-(-scores.size // _PART), _PART), dtype=np.float32)
+        np.exp(scores - scores.max(), out=weights.reshape(-1)[: scores.size])
+        part = _place(weights.sum(axis=1), stream.uniform())
+        chosen[row] = tokens[part * _PART + _place(weights[part], stream.uniform())]
+    return chosen
+
+
+def _place(weights: np.ndarray, number: float) -> int:
+    """Where the cumulative sum of `weights` (n,) passes the share `number`, in [0, 1), of all."""
+    sums = np.cumsum(weights, dtype=np.float64)
+    # The product is below the whole sum, also when rounded: there is such a place.
+    return int(np.searchsorted(sums, number * sums[-1], side="right"))
 
 
 def drawn_without_replacement(scores: np.ndarray, count: int, stream: Stream) -> np.ndarray:
@@ -72,11 +100,9 @@ def drawn_without_replacement(scores: np.ndarray, count: int, stream: Stream) ->
     weights = np.exp(values - values.max())
     chosen: list[int] = []
     for number in [stream.uniform() for _ in range(count)]:
-        sums = np.cumsum(weights)
-        if sums[-1] < np.finfo(np.float64).tiny:
+        if weights.sum() < np.finfo(np.float64).tiny:
             break
-        # The product is below the whole sum, also when rounded: there is such a place.
-        place = int(np.searchsorted(sums, number * sums[-1], side="right"))
+        place = _place(weights, number)
         chosen.append(int(candidates[place]))
         weights[place] = 0.0
     return np.array(chosen, dtype=np.int64)
@@ -89,7 +115,7 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
         return np.arange(size)
     # The count-th largest of the maxima of disjoint parts is at most the count-th largest
     # value: a bound that leaves few candidates, and far cheaper than a partition of everything.
-    parts = 4 * count
+    parts = max(256, 4 * count)
     depth = size // parts
     bound = -np.inf
     if depth >= 4:
@@ -269,17 +295,44 @@ class ScoreChain:
     def __init__(self, options: GenerationOptions, vocab_size: int) -> None:
         self._processors = build_processors(options, vocab_size)
         self._warpers = build_warpers(options)
-        self._renormalize = options.renormalize_logits
+        self._options = options
+
+    def processed(self, rows: Rows, scores: np.ndarray) -> np.ndarray:
+        """The scores (R, V) float32 of all tokens; may write into `scores`. Raises as
+        `check_scores` if tokens are to be drawn."""
+        for process in self._processors:
+            scores = process(rows, scores)
+        if self._options.do_sample:
+            check_scores(scores)
+            if self._options.temperature != 1:
+                scores = temperature(scores, self._options.temperature)
+        return scores
+
+    @np.errstate(over="ignore")
+    def candidates(self, scores: np.ndarray) -> list[Candidates]:
+        """What the warpers leave of each row of processed `scores` (R, V)."""
+        every = _every(scores.shape[1])
+        found = []
+        for row in scores:
+            tokens = every
+            for warp in self._warpers:
+                kept = warp(row)
+                tokens, row = kept if tokens is every else tokens[kept], row[kept]
+            found.append(Candidates(tokens, row))
+        return found
 
     def __call__(self, rows: Rows, scores: np.ndarray) -> np.ndarray:
         """The scores (R, V) float32 to choose from; may write into `scores`."""
-        for process in self._processors:
-            scores = process(rows, scores)
-        if self._warpers:
-            check_scores(scores)
-        for warp in self._warpers:
-            scores = warp(scores)
-        return log_softmax(scores) if self._renormalize else scores
+        scores = self.processed(rows, scores)
+        return self.warped(scores, self.candidates(scores) if self._warpers else None)
+
+    def warped(self, scores: np.ndarray, candidates: list[Candidates] | None) -> np.ndarray:
+        """Processed `scores` (R, V) with -inf for all but `candidates`, normalized if asked."""
+        if candidates is not None:
+            scores = np.full_like(scores, -np.inf)
+            for row, (tokens, values) in zip(scores, candidates, strict=True):
+                row[tokens] = values
+        return log_softmax(scores) if self._options.renormalize_logits else scores
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
@@ -288,12 +341,8 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
+# Told the scores (n,) of a row, it says at which places, rising, are those that stay.
 Warper = Callable[[np.ndarray], np.ndarray]
-# A warper by its value, and how many tokens always stay.
-_Narrow = Callable[..., np.ndarray]
-
-# So many tokens are looked at first; if too few, four times as many, and so on.
-_FIRST_COUNT = 256
 
 
 def build_warpers(options: GenerationOptions) -> list[Warper]:
@@ -303,8 +352,6 @@ def build_warpers(options: GenerationOptions) -> list[Warper]:
     # Beams need one token to go on with, should the others all be ends of sequences.
     keep = 1 if options.num_beams == 1 else max(2, options.end_ids.size + 1)
     chain: list[Warper] = []
-    if options.temperature != 1:
-        chain.append(partial(temperature, value=options.temperature))
     values = options.top_k, options.top_p, options.min_p, options.typical_p
     for warp, value in zip((top_k, top_p, min_p, typical), values, strict=True):
         # Of a mass, 1 is all.
@@ -327,75 +374,51 @@ def temperature(scores: np.ndarray, value: float) -> np.ndarray:
     return scaled
 
 
-def top_k(scores: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
-    """Leave the `value` largest scores of each row; all that equal the last of them stay."""
-    left = np.full_like(scores, -np.inf)
-    for row, output in zip(scores, left, strict=True):
-        chosen = largest(row, max(int(value), keep))
-        output[chosen] = row[chosen]
-    return left
+def top_k(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
+    """Leave the `value` largest scores; all that equal the last of them stay."""
+    return largest(row, max(int(value), keep))
 
 
-def _by_row(pick: Callable[[np.ndarray, np.ndarray, float, int], np.ndarray]) -> _Narrow:
-    """A warper of what picks tokens from a row's finite scores and probabilities (float64)."""
-
-    @wraps(pick)
-    def warp(scores: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
-        left = np.full_like(scores, -np.inf)
-        for row, output in zip(scores, left, strict=True):
-            candidates = np.flatnonzero(row > -np.inf)
-            values = row[candidates].astype(np.float64)
-            probability = np.exp(values - values.max())
-            probability /= probability.sum()
-            chosen = candidates[pick(values, probability, value, keep)]
-            output[chosen] = row[chosen]
-        return left
-
-    return warp
+def top_p(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
+    """Leave the fewest likeliest tokens whose probabilities add up to `value`, and all that equal
+    the last: nucleus sampling, Holtzman et al., 2020, arXiv:1904.09751."""
+    below = row.max() - row
+    return _nearest(below, np.exp(-below), value, keep)
 
 
-@_by_row
-def top_p(row: np.ndarray, probability: np.ndarray, mass: float, keep: int) -> np.ndarray:
-    """Leave the fewest likeliest tokens whose probabilities add up to `mass`: nucleus sampling,
-    Holtzman et al., 2020, arXiv:1904.09751."""
-    order, sums = _until(row, probability, mass)
-    before = np.concatenate([[0.0], sums[:-1]])
-    return order[(before < mass) | (np.arange(order.size) < keep)]
-
-
-@_by_row
-def min_p(row: np.ndarray, probability: np.ndarray, share: float, keep: int) -> np.ndarray:
-    """Leave the tokens that have at least `share` of the likeliest one's probability: min-p
+def min_p(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
+    """Leave the tokens that have at least `value` times the likeliest one's probability: min-p
     sampling, Nguyen et al., 2024, arXiv:2407.01082."""
-    near = probability >= share * probability.max()
-    near[largest(row, keep)] = True
-    return np.flatnonzero(near)
+    least = row.max() + np.float32(np.log(value))
+    return np.flatnonzero(row >= min(least, row[largest(row, keep)].min()))
 
 
-@_by_row
-def typical(row: np.ndarray, probability: np.ndarray, mass: float, keep: int) -> np.ndarray:
+def typical(row: np.ndarray, value: float, keep: int = 1) -> np.ndarray:
     """Leave the tokens whose information is nearest to the entropy, with probabilities that add up
-    to `mass`: locally typical sampling, Meister et al., 2022, arXiv:2202.00666."""
-    # A probability that rounds to 0 adds nothing to the entropy: 0 x log(0) counts as 0.
-    information = -np.log(np.maximum(probability, 1e-300))
-    distance = np.abs(information - (probability * information).sum())
-    order, sums = _until(-distance, probability, mass)
-    last = min(int((sums < mass).sum()), order.size - 1)
-    near = distance <= distance[order[last]]
-    near[order[:keep]] = True
-    return np.flatnonzero(near)
+    to `value`: locally typical sampling, Meister et al., 2022, arXiv:2202.00666."""
+    # Both count from the likeliest token here. What has no probability adds nothing to the
+    # entropy: 0 x infinity counts as 0.
+    information = row.max() - row
+    weights = np.exp(-information)
+    share = weights / weights.sum(dtype=np.float64)
+    entropy = np.float32((share * np.minimum(information, 1000)).sum())
+    return _nearest(np.abs(information - entropy), weights, value, keep)
 
 
-def _until(
-    values: np.ndarray, probability: np.ndarray, mass: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the largest `values`, falling, until their probabilities add up to `mass` or more,
-    and the cumulative sums. Of equal values the later one comes first, as in a rising stable sort
-    that is read backwards."""
-    count = _FIRST_COUNT
-    while True:
-        found = largest(values, count)
-        if found.size == values.size or probability[found].sum() >= mass:
-            order = found[np.argsort(values[found], kind="stable")[::-1]]
-            return order, np.cumsum(probability[order])
-        count *= 4
+def _nearest(distance: np.ndarray, weights: np.ndarray, mass: float, keep: int) -> np.ndarray:
+    """The places of the least `distance` (n,) float32, 0 or more, with `mass` of all
+    `weights` (n,) float32, `keep` at least, and all that are as near as the last."""
+    # Such floats are in the order of their bits. The first of these give bins of tokens, and only
+    # the bin in which the mass is reached is sorted.
+    bins = distance.view(np.int32) >> 17
+    sums = np.cumsum(np.bincount(bins, weights))
+    wanted = mass * sums[-1]
+    last = int(np.searchsorted(sums, wanted))
+    inside = np.flatnonzero(bins == last)
+    inside = inside[np.argsort(distance[inside])]
+    missing = wanted - (sums[last - 1] if last else 0)
+    place = np.searchsorted(np.cumsum(weights[inside], dtype=np.float64), missing)
+    furthest = distance[inside[min(int(place), inside.size - 1)]]
+    if keep > 1:
+        furthest = max(furthest, distance[largest(-distance, keep)].max())
+    return np.flatnonzero(distance <= furthest)

@@ -162,6 +162,7 @@ class Stopping:
 
     def __init__(self, options: GenerationOptions, max_positions: int, clock: Clock) -> None:
         self._options = options
+        self._ends = set(options.end_ids.tolist())
         self._max_positions = max_positions
         self._clock = clock
         self._started = clock() if options.max_time is not None else 0.0
@@ -181,7 +182,7 @@ class Stopping:
         late = limit is not None and self._clock() - self._started > limit
         # The first that holds counts.
         ends: dict[FinishReason, np.ndarray] = {
-            "eos": np.isin(rows.ids[:, -1], options.end_ids),
+            "eos": np.array([token in self._ends for token in rows.ids[:, -1].tolist()]),
             "positions": full & (wanted > self._max_positions),
             "length": full,
             "criterion": stopped,

@@ -7,7 +7,15 @@ import pytest
 from scipy import stats
 
 from libai_projects.generation import GenerationOptions, generate
-from libai_projects.generation.processors import Stream, drawn, drawn_without_replacement, streams
+from libai_projects.generation.processors import (
+    Candidates,
+    ScoreChain,
+    Stream,
+    drawn,
+    drawn_without_replacement,
+    streams,
+)
+from libai_projects.generation.sequences import Rows
 from tests.libai_projects.generation import tiny_gpt2
 from tests.libai_projects.generation.numpy_gpt2 import NumpyGPT2
 
@@ -34,12 +42,32 @@ def p_value(counts: np.ndarray, probability: np.ndarray) -> float:
 
 
 def test_tokens_follow_the_distribution() -> None:
-    scores = tiny_gpt2.scores(1, 40)
-    weights = np.exp(scores[0].astype(np.float64))
+    """In three parts of a row, of which the last is not full."""
+    size = 700
+    scores = tiny_gpt2.scores(1, size)[0]
+    scores[1::7] = -np.inf
+    weights = np.exp(scores.astype(np.float64))
     count = 20_000
-    tokens = drawn(np.repeat(scores, count, axis=0), [Stream(4, 0)] * count)
-    counts = np.bincount(tokens, minlength=40)
+    tokens = drawn([Candidates(np.arange(size), scores)] * count, [Stream(4, 0)] * count)
+    counts = np.bincount(tokens, minlength=size)
     assert p_value(counts, weights / weights.sum()) > 0.01
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 50}, {"top_p": 0.9, "temperature": 0.7}, {"typical_p": 0.9}]
+)
+def test_a_row_gets_the_same_tokens_beside_any_others(options: dict) -> None:
+    chain = ScoreChain(GenerationOptions(do_sample=True, **{"top_k": 0, **options}), 50257)
+    scores = np.random.default_rng(1).standard_normal((7, 50257)).astype(np.float32)
+    rows = Rows(np.zeros((7, 1), dtype=np.int64), *([np.zeros(7, dtype=np.int64)] * 4))
+
+    def tokens(those: list[int]) -> list[int]:
+        narrowed = chain.candidates(chain.processed(rows, scores[those]))
+        return drawn(narrowed, [Stream(5, number) for number in those]).tolist()
+
+    together = tokens(list(range(7)))
+    assert tokens([6, 2]) == [together[6], together[2]]
+    assert [tokens([number])[0] for number in range(7)] == together
 
 
 def test_different_seeds_and_numbers_give_independent_draws() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -13,24 +11,22 @@ from libai_projects.generation.sequences import Rows
 from tests.libai_projects.generation import tiny_gpt2
 from tests.libai_projects.generation.conftest import GOLDEN
 
-Warp = Callable[[np.ndarray], np.ndarray]
 # By the names of make_generation_golden.py.
-WARPS: dict[str, Warp] = {
-    "temperature": lambda scores: processors.temperature(scores, 0.7),
-    "top_k 1": lambda scores: processors.top_k(scores, 1),
-    "top_k 40": lambda scores: processors.top_k(scores, 40),
-    "top_k 5000": lambda scores: processors.top_k(scores, 5000),
-    "top_p 0.1": lambda scores: processors.top_p(scores, 0.1),
-    "top_p 0.9": lambda scores: processors.top_p(scores, 0.9),
-    "top_p 0.999": lambda scores: processors.top_p(scores, 0.999),
-    "top_p 0.1 keep 3": lambda scores: processors.top_p(scores, 0.1, keep=3),
-    "min_p 0.3": lambda scores: processors.min_p(scores, 0.3),
-    "min_p 0.01": lambda scores: processors.min_p(scores, 0.01),
-    "min_p 1 keep 3": lambda scores: processors.min_p(scores, 1.0, keep=3),
-    "typical 0.2": lambda scores: processors.typical(scores, 0.2),
-    "typical 0.9": lambda scores: processors.typical(scores, 0.9),
-    "typical 0.995": lambda scores: processors.typical(scores, 0.995),
-    "typical 0.01 keep 2": lambda scores: processors.typical(scores, 0.01, keep=2),
+WARPS: dict[str, processors.Warper] = {
+    "top_k 1": lambda row: processors.top_k(row, 1),
+    "top_k 40": lambda row: processors.top_k(row, 40),
+    "top_k 5000": lambda row: processors.top_k(row, 5000),
+    "top_p 0.1": lambda row: processors.top_p(row, 0.1),
+    "top_p 0.9": lambda row: processors.top_p(row, 0.9),
+    "top_p 0.999": lambda row: processors.top_p(row, 0.999),
+    "top_p 0.1 keep 3": lambda row: processors.top_p(row, 0.1, keep=3),
+    "min_p 0.3": lambda row: processors.min_p(row, 0.3),
+    "min_p 0.01": lambda row: processors.min_p(row, 0.01),
+    "min_p 1 keep 3": lambda row: processors.min_p(row, 1.0, keep=3),
+    "typical 0.2": lambda row: processors.typical(row, 0.2),
+    "typical 0.9": lambda row: processors.typical(row, 0.9),
+    "typical 0.995": lambda row: processors.typical(row, 0.995),
+    "typical 0.01 keep 2": lambda row: processors.typical(row, 0.01, keep=2),
 }
 
 
@@ -50,7 +46,17 @@ def assert_as_transformers(warped: np.ndarray, name: str) -> None:
 
 @pytest.mark.parametrize("name", WARPS)
 def test_same_distribution_as_transformers(name: str) -> None:
-    assert_as_transformers(WARPS[name](tiny_gpt2.scores(4, 3001)), name)
+    scores = tiny_gpt2.scores(4, 3001)
+    warped = np.full_like(scores, -np.inf)
+    for row, left in zip(scores, warped, strict=True):
+        kept = WARPS[name](row)
+        left[kept] = row[kept]
+    assert_as_transformers(warped, name)
+
+
+def test_same_temperature_as_transformers() -> None:
+    warmed = processors.temperature(tiny_gpt2.scores(4, 3001), 0.7)
+    assert_as_transformers(warmed, "temperature")
 
 
 def test_warpers_are_applied_in_the_order_of_transformers() -> None:
@@ -67,9 +73,9 @@ def test_beams_keep_one_token_more_than_there_are_ends() -> None:
         do_sample=True, num_beams=2, top_k=1, top_p=0.01, eos_token_id=[1, 2, 3]
     )
     scores = np.arange(40.0, dtype=np.float32)[None]
-    for warp in processors.build_warpers(options):
-        scores = warp(scores)
-    assert np.flatnonzero(np.isfinite(scores[0])).tolist() == [36, 37, 38, 39]
+    (found,) = ScoreChain(options, vocab_size=40).candidates(scores)
+    assert found.tokens.tolist() == [36, 37, 38, 39]
+    assert found.scores.tolist() == [36, 37, 38, 39]
 
 
 @pytest.mark.parametrize("count", [1, 3, 50, 256, 4096, 50256, 50257, 60000])
@@ -90,12 +96,26 @@ def test_equal_values_stay_together() -> None:
     assert largest(np.array([2.0, 1.0, 2.0, 3.0, 2.0]), 2).tolist() == [0, 2, 3, 4]
 
 
-def test_a_nucleus_of_most_of_a_large_vocabulary() -> None:
-    """More tokens than are looked at first: compared with a full sort."""
-    scores = np.random.default_rng(3).standard_normal((2, 50257)).astype(np.float32)
-    probability = softmax(scores)
-    for row, kept in enumerate(np.isfinite(processors.top_p(scores, 0.8))):
-        order = np.argsort(-probability[row])
-        count = int(np.searchsorted(np.cumsum(probability[row][order]), 0.8)) + 1
-        assert count > 10_000
-        np.testing.assert_array_equal(np.flatnonzero(kept), np.sort(order[:count]))
+@pytest.mark.parametrize("mass", [0.05, 0.8, 0.999])
+@pytest.mark.parametrize("scale", [1e-3, 1, 9])
+def test_a_mass_of_a_large_vocabulary(scale: float, mass: float) -> None:
+    """The nearest tokens and no more, of nearly equal and of nearly certain ones, by float64."""
+    random = np.random.default_rng(3)
+    row = (scale * random.standard_normal(50257)).astype(np.float32)
+    row[random.integers(0, 50257, 100)] = -np.inf
+    probability = softmax(row[None])[0]
+    information = -np.log(np.maximum(probability, 1e-300))
+    entropy = (probability * information).sum()
+    for warp, distance in (
+        (processors.top_p, information),
+        (processors.typical, np.abs(information - entropy)),
+    ):
+        kept = np.isin(np.arange(50257), warp(row, mass))
+        assert distance[kept].max() <= distance[~kept].min() + 1e-5
+        furthest = probability[kept][distance[kept].argmax()]
+        assert mass - 1e-5 <= probability[kept].sum() <= mass + furthest + 1e-5
+
+
+def test_a_mass_of_equal_tokens_is_all_of_them() -> None:
+    row = np.array([1, 1, -np.inf, 1, 0], dtype=np.float32)
+    assert processors.top_p(row, 0.4).tolist() == [0, 1, 3]
