@@ -5,6 +5,7 @@ Pure Python: both sides read it, ours (Python 3.10) and the peers' (Python 3.11)
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,8 +15,7 @@ from typing import Any
 EAGER, COMPILED = "PyTorch", "torch.compile"
 # Engines for inference alone, which take a model of PyTorch's.
 OPENVINO, ONNX_RUNTIME = "OpenVINO", "ONNX Runtime"
-# One for text, which is compiled here (`make llama`): its rows are measured only where they are
-# asked for.
+# One for text, compiled by `make llama`: only who asks for its rows has it.
 LLAMA_CPP = "llama.cpp"
 BEST = (EAGER, COMPILED)
 
@@ -189,35 +189,36 @@ def _models() -> Iterator[Item]:
     yield from _inference("ViT-S/16 inference b8", "vit", "vit_inference", 1.0)
 
 
-# Sequences, tokens of each that were read before, and new ones.
+# Sequences, tokens of each that were read before, new ones, and the bar of int8 beside
+# transformers at its best.
 _TEXTS = {
-    "GPT-2": ((1, 64, 64), (1, 64, 256), (1, 960, 64), (8, 64, 64), (8, 64, 256), (32, 64, 64)),
-    "Llama": ((1, 64, 64), (8, 64, 64)),
+    "GPT-2": (
+        *((1, 64, 64, 1.0), (1, 64, 256, 1.0), (1, 960, 64, 1.0)),
+        *((8, 64, 64, 1.6), (8, 64, 256, 1.6), (32, 64, 64, 2.0)),
+    ),
+    "Llama": ((1, 64, 64, 1.1), (8, 64, 64, 1.5)),
 }
-# Of ours at its best over transformers at its, by sequences.
-_TEXT_BARS = {"GPT-2": {1: 1.0, 8: 1.6, 32: 2.0}, "Llama": {1: 1.1, 8: 1.5}}
 # With a context of 1,024 tokens in place of 64; by dtype of weights.
-_LONG_TEXT_BARS = {"float32": 1 / 1.25, "int8": 1 / 1.45}
+_LONG_TEXT_BARS = {"float32": 1 / 1.25, "bfloat16": None, "int8": 1 / 1.45}
 
 
 def _generation() -> Iterator[Item]:
     """Greedy decoding, a new token of each sequence; with weights of 16 and 8 bits the cache is
-    bfloat16. llama.cpp, whose 8 bits are Q8_0, has rows of its own."""
-    for model, texts in _TEXTS.items():
-        for weights in ("float32", "bfloat16", "int8"):
-            for batch, prompt, tokens in texts:
-                name = f"{model} greedy b{batch}, {weights}, {prompt} + {tokens} tokens"
-                params = {"model": model, "weights": weights, "batch": batch}
-                params |= {"prompt": prompt, "tokens": tokens}
-                row = partial(Item, kind="decode", params=params, stock=False, parts=tokens)
-                bar = _TEXT_BARS[model][batch] if weights == "int8" else 1.0
-                yield row(name, "generation", bar=bar)
-                bar = 1.0 if batch == 1 and model == "GPT-2" else None
+    bfloat16. llama.cpp, whose 8 bits are Q8_0, has rows of its own, of one sequence."""
+    for model, weights in itertools.product(_TEXTS, _LONG_TEXT_BARS):
+        for batch, prompt, tokens, bar in _TEXTS[model]:
+            name = f"{model} greedy b{batch}, {weights}, {prompt} + {tokens} tokens"
+            params = {"model": model, "weights": weights, "batch": batch}
+            params |= {"prompt": prompt, "tokens": tokens}
+            row = partial(Item, kind="decode", params=params, stock=False, parts=tokens)
+            yield row(name, "generation", bar=bar if weights == "int8" else 1.0)
+            if batch == 1:
+                bar = 1.0 if model == "GPT-2" else None
                 yield row(f"{name}, llama.cpp", LLAMA_CPP, bar=bar, peers=(LLAMA_CPP,))
-                if prompt == 960 and weights in _LONG_TEXT_BARS:
-                    over = name.replace("960 +", "64 +")
-                    settings = {"bar": _LONG_TEXT_BARS[weights], "against": over, "peers": ()}
-                    yield row(f"{name}, ours", "generation", **settings)
+            if prompt == 960:
+                short = name.replace("960 +", "64 +")
+                bar = _LONG_TEXT_BARS[weights]
+                yield row(f"{name}, ours", "generation", bar=bar, against=short, peers=())
 
 
 def _ways(

@@ -95,12 +95,12 @@ def llama_train(batch: int, tokens: int) -> Step:
 
 def decode(model: str, weights: str, batch: int, prompt: int, tokens: int) -> Step:
     """In llama.cpp with these `weights`, else in the dtype that suits the machine best."""
-    net = {"GPT-2": partial(_gpt2, use_cache=True), "Llama": partial(_llama, use_cache=True)}[model]
+    net = {"GPT-2": _gpt2, "Llama": _llama}[model](use_cache=True).eval()
     if BOTH.peer == LLAMA_CPP:
         from benchmarks.peers import llama
 
-        return llama.decode(net(), weights, batch, prompt, tokens)
-    return _decode(net().eval().to(fastest_dtype(net().eval(), batch)), batch, prompt, tokens)
+        return llama.decode(net, weights, prompt, tokens)
+    return _decode(net.to(fastest_dtype(net, batch)), batch, prompt, tokens)
 
 
 def _decode(model: nn.Module, batch: int, prompt: int, tokens: int) -> Step:

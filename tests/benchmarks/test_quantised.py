@@ -17,38 +17,21 @@ class Step:
     last: np.ndarray
 
 
-class Bigrams:
-    """Logits of the next token by the last one alone."""
-
-    def __init__(self, logits: np.ndarray) -> None:
-        self._logits, self.held = logits, 0
-
-    def new_cache(self) -> SimpleNamespace:
-        return SimpleNamespace(pages=SimpleNamespace(add=self._add, release=self._release))
-
-    def plan(self, cache: object, rows: list[tuple[int, list[int]]]) -> Step:
-        ((_, ids),) = rows
-        return Step(np.array(ids), np.array([len(ids) - 1]))
-
-    def run(self, step: Step, cache: object) -> np.ndarray:
-        return self._logits[step.ids[step.last]]
-
-    def _add(self) -> tuple[int, int]:
-        self.held += 1
-        return self.held, 0
-
-    def _release(self, number: int) -> None:
-        self.held -= 1
-
-
 def test_perplexity_is_that_of_the_probabilities_of_the_next_tokens() -> None:
     drawn = np.random.default_rng(0)
     chances = drawn.dirichlet(np.ones(5), 5)
-    # The same for each shift of the logits of a place.
-    model = Bigrams((np.log(chances) + drawn.normal(size=(5, 1))).astype(np.float32))
+    # A model that sees the last token alone; logits may be shifted.
+    logits = (np.log(chances) + drawn.normal(size=(5, 1))).astype(np.float32)
+    held: set[int] = set()
+    pages = SimpleNamespace(add=lambda: (held.add(1) or 1, 0), release=held.remove)
+    model = SimpleNamespace(
+        new_cache=lambda: SimpleNamespace(pages=pages),
+        plan=lambda _, rows: Step(np.array(rows[0][1]), np.array([len(rows[0][1]) - 1])),
+        run=lambda step, _: logits[step.ids[step.last]],
+    )
     windows = drawn.integers(0, 5, (6, 8))
     perplexity, likeliest = quality(model, windows)
     seen = chances[windows[:, :-1], windows[:, 1:]]
     assert perplexity == pytest.approx(np.prod(seen) ** (-1 / seen.size), rel=1e-5)
     assert (likeliest == chances.argmax(-1)[windows[:, :-1]]).all()
-    assert model.held == 0
+    assert not held

@@ -411,6 +411,24 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
         expect="val perplexity",
     ),
     "python -m benchmarks --only flash-attention": Help("benchmarks", "flash-attention"),
+    'make llama bench ARGS="--only generation llama.cpp"': Dry(),
+    "make llama": Dry(),
+    "python -m benchmarks.serving --model DIR --peer .venv-peer/bin/python --picture "
+    "serving.png": ALIKE,
+    "python -m benchmarks.serving --model DIR --clients 1 16 --requests 16 --lengths 64 64": Run(
+        instead="python -m benchmarks.serving --help", expect="--clients"
+    ),
+    "LLAMA_TOKENIZER=TOKENIZER python -m benchmarks.quantised "
+    "libai_projects/projects/Llama/configs/llama_inference.py --model DIR --tokens FILE": Run(
+        "--length 16",
+        replace={
+            "TOKENIZER": "{tokenizer}",
+            "DIR": "{runs}/llama",
+            "FILE": "libai_projects/tokens/text_valid.bin",
+        },
+        after=(TRAIN_LLAMA,),
+        expect="int8",
+    ),
     "python -m benchmarks.memory": Run(instead="python -m benchmarks.memory --help"),
     "python -m benchmarks.precision": Run(instead="python -m benchmarks.precision --help"),
     "python -m benchmarks.contention": Help("benchmarks.contention"),
