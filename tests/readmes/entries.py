@@ -491,7 +491,6 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     "mlp_cfg=monarch": Run("--batch 1 --size 32 --rounds 1", expect="whole step"),
     'make bench ARGS="--only monarch monarch-batches vitae"': Dry(),
     'make bench ARGS="--only generation"': Dry(),
-    'make llama bench ARGS="--only generation llama.cpp"': Dry(),
     'make bench ARGS="--only conv gemm"': Dry(),
     'make bench ARGS="--only ways --no-stock"': Dry(),
     'make bench ARGS="--item softsign"': Dry(),
