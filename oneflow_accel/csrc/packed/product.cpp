@@ -37,7 +37,7 @@ constexpr int64_t kDepth = 256;
 constexpr int64_t kGroupWords = kGroup / 4;
 // So many rows of a panel are fetched ahead for few rows of a, which are bound by memory: the
 // processor does not look past the end of a page.
-constexpr int64_t kAhead = 8;
+constexpr int64_t kAhead = 32;
 // Floats of a line of the caches.
 constexpr int64_t kLine = 16;
 
