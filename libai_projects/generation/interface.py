@@ -59,7 +59,7 @@ class ModelState:
         self._cache = self._model.new_cache()
         self._numbers = [self._cache.pages.add()[0] for _ in self._tokens]
 
-    def read(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+    def read(self, tokens: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
         """Logits (R, V) float32 of what follows the next `tokens` of each sequence."""
         if not self._use_cache:
             self._tokens = [[*old, *new] for old, new in zip(self._tokens, tokens, strict=True)]

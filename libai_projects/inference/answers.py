@@ -148,11 +148,13 @@ class Answer:
                 message = f"{tokens} tokens, {most} are allowed; make it shorter"
                 raise FieldError("prompt", message)
         worker.engine.check_options(options)
-        self.arrived, self.streams = time.monotonic(), streams
+        self.streams = streams
+        # Set by `respond`.
+        self.arrived = 0.0
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
-        on_text, deadline = self._emit if streams else None, self.arrived + limits.seconds
-        self.job = Job(prompts, options, on_text, deadline, keeps_stop)
+        on_text = self._emit if streams else None
+        self.job = Job(prompts, options, on_text, keeps_stop=keeps_stop)
         self.job.texts.add_done_callback(self._end)
 
     def first_lines(self) -> Iterable[str]:
@@ -270,6 +272,7 @@ async def respond(
         patience = min(limits.seconds, limits.arrival_seconds)
         body = await asyncio.wait_for(_read_body(request, limits.request_bytes), patience)
         answer = form(worker, limits, _parse(model, body))
+        answer.arrived, answer.job.deadline = arrived, arrived + limits.seconds
         worker.submit(answer.job)
     except asyncio.TimeoutError:
         status, message = 408, "the request took too long to arrive"

@@ -40,18 +40,6 @@ def embedded(weight: flow.Tensor, ids: np.ndarray) -> flow.Tensor:
 
 
 @dataclass(frozen=True)
-class Pages:
-    """What attention of all layers shares in a step; see `paged_attention`."""
-
-    tables: flow.Tensor
-    sequences: flow.Tensor
-    positions: flow.Tensor
-    copies: flow.Tensor | None
-    cosines: flow.Tensor | None = None
-    sines: flow.Tensor | None = None
-
-
-@dataclass(frozen=True)
 class DecoderLayer:
     """x + attention(norm(x)), then x + outer(act(inner(norm(x)))).
 
@@ -59,20 +47,25 @@ class DecoderLayer:
     activation; `dense` and `outer` add the residual.
     """
 
+    attention: PagedAttention
     input_norm: Norm
     post_norm: Norm
     query_key_value: LinearLayer
     dense: LinearLayer
     inner: LinearLayer
     outer: LinearLayer
-    attention: PagedAttention
 
     def __call__(
-        self, x: flow.Tensor, keys: flow.Tensor, values: flow.Tensor, pages: Pages
+        self,
+        x: flow.Tensor,
+        keys: flow.Tensor,
+        values: flow.Tensor,
+        places: Sequence[flow.Tensor | None],
     ) -> flow.Tensor:
-        """(tokens, width) to the same; the tokens' keys and values are written to the pages."""
+        """(tokens, width) to the same; the tokens' keys and values are written to the pages, of
+        which `places` are what else `paged_attention` takes."""
         qkv = self.query_key_value(x, norm=self.input_norm)
-        context = self.attention(qkv, keys, values, *vars(pages).values())
+        context = self.attention(qkv, keys, values, *places)
         x = self.dense(context, x)
         return self.outer(self.inner(x, norm=self.post_norm), x)
 

@@ -24,11 +24,8 @@ from oneflow_accel.kernels.generation import (
 import numpy as np
 import oneflow as flow
 from libai.utils import distributed as dist
-from oneflow import nn
 
-from libai_projects.models.decoder import DecoderLayer, LinearLayer, LocalLayers, Pages
-from libai_projects.models.gpt2.options import GPT2Options
-from libai_projects.models.llama.options import LlamaOptions
+from libai_projects.models.decoder import DecoderLayer, LinearLayer, LocalLayers
 from libai_projects.models.pages import PagedCache, Step
 from libai_projects.models.processes import ROWS, Place, shares
 
@@ -69,10 +66,8 @@ class StepModel:
     are global, and their weights are read now: load them before.
 
     Args:
-        blocks: the model's, of which `_products` makes what computes them.
-        norm: the last one.
-        head: (vocabulary, width), of the logits.
-        options: the model's; logits have its real vocabulary, without padding rows.
+        model: has `options`, `layers`, of which `_products` makes what computes them, the last
+            `norm`, and a `head_weight`, of which logits leave out the padding rows.
         weights_dtype: what the weights of linear layers are rounded to.
         cache_dtype: what keys and values are rounded to; None: float32 beside float32 weights,
             else bfloat16.
@@ -83,11 +78,8 @@ class StepModel:
 
     def __init__(
         self,
+        model: Any,
         *,
-        blocks: Sequence[nn.Module],
-        norm: nn.Module,
-        head: flow.Tensor,
-        options: GPT2Options | LlamaOptions,
         weights_dtype: WeightsDtype = "float32",
         cache_dtype: CacheDtype | None = None,
     ) -> None:
@@ -97,7 +89,7 @@ class StepModel:
         ):
             if value not in kinds:
                 raise UserError(f"{name} {value!r}: choose one of {', '.join(filter(None, kinds))}")
-        self._options = options
+        self._options = options = model.options
         self.vocab_size, self.max_positions = options.real_vocabulary, options.max_seq_length
         self._place = place = Place.current()
         self._device = dist.get_backend().device()
@@ -108,17 +100,19 @@ class StepModel:
         self._new_pages = lambda pages: new_pages(pages, *kept)
         numbers = sum(tensor.nelement() for tensor in self._new_pages(1))
         # Of all processes together, which may share a machine's memory.
-        numbers *= len(place.group) * len(blocks)
+        numbers *= len(place.group) * options.num_layers
         self.page_bytes = numbers * (4 if cache_dtype == "float32" else 2)
         self.bytes_per_token = self.page_bytes // PAGE
+        head = model.head_weight().detach()
         rows, self._width = head.shape
         # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
         # all processes to take part in that. Weights of other stages are not kept.
         make = LocalLayers(place, self._device, weights_dtype)
         stage_of = dist.get_dist_util().get_layer_stage_id
         self._layers: list[DecoderLayer] = []
-        for index, block in enumerate(blocks):
-            norms = [make.norm(x) for x in (block.input_layernorm, block.post_attention_layernorm)]
+        for index, block in enumerate(model.layers):
+            first = make.norm(block.input_layernorm)
+            second = make.norm(block.post_attention_layernorm)
             products = self._products(block, make)
             attention = PagedAttention(
                 heads=options.num_attention_heads // len(place.group),
@@ -126,13 +120,13 @@ class StepModel:
                 interleaved=getattr(options, "rope_interleaved", False),
             )
             if stage_of(index) == place.stage:
-                self._layers.append(DecoderLayer(*norms, *products, attention))
+                self._layers.append(DecoderLayer(attention, first, second, *products))
         self._rows = shares(rows, len(place.group))
-        self._norm = make.norm(norm)
+        self._norm = make.norm(model.norm)
         declared = dist.get_nd_sbp([flow.sbp.broadcast, ROWS])
         last_stage = dist.get_layer_placement(-1)
-        head = head.detach().to_global(placement=last_stage, sbp=declared).to_local()
-        self._head = make.packed(head.numpy())
+        mine = head.to_global(placement=last_stage, sbp=declared).to_local()
+        self._head = make.packed(mine.numpy())
 
     def _products(self, block: Any, make: LocalLayers) -> list[LinearLayer]:
         """What `DecoderLayer` has of a block: query_key_value, dense, inner and outer."""
@@ -202,9 +196,9 @@ class StepModel:
         arrays: list[np.ndarray | None] = [step.tables, step.sequences, step.positions]
         arrays.append(step.copies if len(step.copies) else None)
         arrays += self._angles(step) or (None, None)
-        pages = Pages(*(None if a is None else flow.tensor(a, device=device) for a in arrays))
+        places = [None if a is None else flow.tensor(a, device=device) for a in arrays]
         for layer, pair in zip(self._layers, cache.tensors, strict=True):
-            x = layer(x, *pair, pages)
+            x = layer(x, *pair, places)
         if not place.is_last_stage:
             place.to_next_stage(x)
         nothing = flow.empty(len(step.last), sum(self._rows), dtype=x.dtype, device=device)

@@ -221,6 +221,14 @@ class GPT2Model(nn.Module):
         for name, array in initial_weights(GPT2, vars(cfg), flow.initial_seed()):
             set_value(parameters[name.removeprefix(GPT2.prefix)], array)
 
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.transformer.layers
+
+    @property
+    def norm(self) -> nn.Module:
+        return self.transformer.layernorm_f
+
     def head_weight(self) -> flow.Tensor:
         """(vocab_size, hidden), what makes logits of the last norm's output."""
         tied = self.options.tie_word_embeddings
@@ -284,13 +292,7 @@ class GPT2StepModel(StepModel):
 
     def __init__(self, model: GPT2ForPreTraining | GPT2Model, **dtypes: Any) -> None:
         gpt = model.GPT_model if isinstance(model, GPT2ForPreTraining) else model
-        super().__init__(
-            blocks=gpt.transformer.layers,
-            norm=gpt.transformer.layernorm_f,
-            head=gpt.head_weight(),
-            options=gpt.options,
-            **dtypes,
-        )
+        super().__init__(gpt, **dtypes)
         self._tokens = local(gpt.embeddings.token_embeddings.weight)
         self._positions = local(gpt.embeddings.position_embeddings.weight)
 

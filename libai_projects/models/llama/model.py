@@ -387,19 +387,12 @@ class LlamaStepModel(StepModel):
 
     def __init__(self, model: LlamaForPreTraining | LlamaModel, **dtypes: Any) -> None:
         llama = model.llama if isinstance(model, LlamaForPreTraining) else model
-        options = llama.options
-        self._rotary, longest = llama.rotary, options.max_seq_length
+        self._rotary, longest = llama.rotary, llama.options.max_seq_length
         self.shares_prefixes = not self._rotary.varies(longest)
         # Up to the length from which on angles depend on it.
         settled = longest if self.shares_prefixes else self._rotary.original
         self._table = self._rotary.tables(settled)
-        super().__init__(
-            blocks=llama.layers,
-            norm=llama.norm,
-            head=llama.head_weight(),
-            options=options,
-            **dtypes,
-        )
+        super().__init__(llama, **dtypes)
         self._tokens = local(llama.token_embeddings.weight)
 
     def _embed(self, ids: np.ndarray, positions: np.ndarray) -> flow.Tensor:

@@ -171,8 +171,7 @@ def _is_positive(value: Any) -> bool:
 
 def _attention_factor(kind: str, factor: float, original: int) -> float:
     """What both papers found to be best."""
-    if factor <= 1:
-        return 1.0
+    factor = max(factor, 1.0)
     if kind == "yarn":
         return 0.1 * math.log(factor) + 1.0
     return math.sqrt(1 + math.log(factor) / math.log(original))

@@ -34,25 +34,6 @@ def test_equal_beginnings_share_whole_pages() -> None:
     assert cache.add(tokens)[1] == 0
 
 
-def test_what_is_remembered_stays_until_the_room_is_needed() -> None:
-    tokens = list(range(128))
-    cache = PagedCache(3)
-    first, _ = cache.add()
-    cache.extend(first, 128)
-    cache.remember(first, tokens)
-    pages = pages_of(cache, first)
-    cache.release(first)
-    assert cache.free == 3
-    again, known = cache.add([*tokens, 1], share=True)
-    assert (known, pages_of(cache, again), cache.free) == (128, pages, 1)
-    cache.release(again)
-    # The unused page first, then the end of what is remembered.
-    other, _ = cache.add()
-    cache.extend(other, 128)
-    assert pages[0] not in pages_of(cache, other)
-    assert cache.add([*tokens, 1], share=True)[1] == 64
-
-
 def test_random_use_loses_no_page_and_gives_none_to_two() -> None:
     """Contents of pages, as tensors would have them, are those of each sequence."""
     rng = np.random.default_rng(0)
