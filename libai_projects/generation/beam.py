@@ -149,15 +149,13 @@ def search(
     longest = (prompts.limits - prompts.lengths).tolist()
     row_streams = streams(options.seed, len(numbers), 1)
     searches = [
-        _Search(
-            i, prompts.ids[i, prompts.padding[i] :].tolist(), longest[i], options, row_streams[i]
-        )
-        for i in range(len(numbers))
+        _Search(i, tokens, longest[i], options, row_streams[i])
+        for i, tokens in enumerate(prompts.tokens())
     ]
     copies = np.repeat(numbers, count)
     score = ScoreChain(options, model.vocab_size)
-    state = ModelState(model, prompts, options.use_cache)
-    logits = state.read_prompts()[copies]
+    state = ModelState(model, len(numbers), options.use_cache)
+    logits = state.read(prompts.tokens())[copies]
     state.select(copies)
     rows = prompts.select(copies)
     alive = list(range(len(searches)))
@@ -187,7 +185,7 @@ def search(
         chosen, kept = np.array(tokens), np.array(sources)
         rows = rows.select(kept).append(chosen)
         state.select(kept)
-        logits = state.read(chosen)
+        logits = state.read(chosen[:, None])
 
 
 def _reasons(

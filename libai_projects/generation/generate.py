@@ -58,10 +58,11 @@ class Decoding:
     ) -> None:
         returns, count = options.num_return_sequences, len(rows.ids)
         self.copies = np.repeat(np.arange(count), returns)
-        self.sequences: list[GeneratedSequence] = []
-        for prompt in self.copies:
-            tokens = rows.ids[prompt, rows.padding[prompt] :].tolist()
-            self.sequences.append(GeneratedSequence(int(prompt), tokens, len(tokens), "length"))
+        self.sequences = [
+            GeneratedSequence(prompt, list(tokens), len(tokens), "length")
+            for prompt, tokens in enumerate(rows.tokens())
+            for _ in range(returns)
+        ]
         self.alive = np.arange(len(self.sequences))
         self._step_scores: list[list[np.ndarray]] = [[] for _ in self.sequences]
         self._rows = rows.select(self.copies)
@@ -150,15 +151,15 @@ def generate(
     if options.num_beams > 1:
         return beam.search(model, rows, options, stopping)
     decoding = Decoding(rows, options, model.vocab_size, stopping, on_token)
-    state = ModelState(model, rows, options.use_cache)
-    logits = state.read_prompts()[decoding.copies]
+    state = ModelState(model, len(rows.ids), options.use_cache)
+    logits = state.read(rows.tokens())[decoding.copies]
     state.select(decoding.copies)
     while True:
         going_on, tokens = decoding.choose(logits)
         if going_on.size == 0:
             return Generation(decoding.sequences)
         state.select(going_on)
-        logits = state.read(tokens)
+        logits = state.read(tokens[:, None])
 
 
 def prepared(

@@ -34,6 +34,10 @@ class Rows:
         """(R,) int64, tokens of each sequence so far, without padding."""
         return self.ids.shape[1] - self.padding
 
+    def tokens(self) -> list[list[int]]:
+        """Those of each sequence, without padding."""
+        return [ids[padding:].tolist() for ids, padding in zip(self.ids, self.padding, strict=True)]
+
     def select(self, rows: np.ndarray) -> Rows:
         return Rows(*(array[rows] for array in vars(self).values()))
 

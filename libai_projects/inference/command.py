@@ -8,17 +8,13 @@ long the next line takes.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
-import queue
-import random
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, BinaryIO, NoReturn
 
 from oneflow_accel import distributed, launched, watchdog
@@ -27,7 +23,7 @@ from oneflow_accel.errors import UserError
 
 from libai_projects.command.check_files import OF_A_MACHINE
 from libai_projects.inference import lockstep
-from libai_projects.inference.jobs import ClosedError, Job, NoTextsError, Worker
+from libai_projects.inference.jobs import ClosedError, Job, Worker
 from libai_projects.inference.options import (
     FOR_CALLERS,
     Command,
@@ -36,32 +32,26 @@ from libai_projects.inference.options import (
     parse_options,
 )
 from libai_projects.inference.pipeline import TextGenerationPipeline
-from libai_projects.inference.requests import SEED_BOUND
+from libai_projects.inference.requests import new_seed
 from libai_projects.inference.text_pipeline import TextPipeline
-from libai_projects.inference.texts import GeneratedText, Piece
+from libai_projects.inference.texts import GeneratedText, Piece, is_prompt
 
 logger = logging.getLogger("oneflow_accel")
 
 Write = Callable[[Mapping[str, Any]], None]
 # Longest line of JSON. GPT-2's 1,024 positions hold at most some 130 kB.
 MOST_LINE_BYTES = 2**20
-# Lines that are read before the first of them is answered.
-_MOST_AT_ONCE = 64
 
 
 def run_and_wait(worker: Worker, job: Job) -> list[GeneratedText]:
-    """Submit a job and wait for its texts; a refused request is a UserError, a closed worker
-    ClosedError."""
-    try:
-        worker.submit(job, wait=True)
-        return job.texts.result()
-    except NoTextsError as error:
-        raise UserError(str(error)) from error
+    """Submit a job and wait for its texts; a UserError where there are none, a ClosedError of a
+    worker that is closed."""
+    worker.submit(job, wait=True)
+    return job.texts.result()
 
 
 class JsonLines:
-    """One JSON object in for each line, one out, in the same order; `bad` counts the errors. Some
-    lines are answered at once.
+    """One JSON object in for each line, one out, in the same order; `bad` counts the errors.
 
     In:  {"id": anything, "prompt": "a dog", "max_new_tokens": 20, ...}
     Out: {"id": ..., "line": 1, "results": [{"generated_text", "new_tokens", "finish_reason"}]}
@@ -78,58 +68,28 @@ class JsonLines:
 
     def run(self, file: BinaryIO) -> None:
         """Answer every line, whatever is in it; empty ones are skipped."""
-        asked: queue.Queue[tuple[dict[str, Any], Future[Any]] | None] = queue.Queue(_MOST_AT_ONCE)
-        problems: list[OSError] = []
+        for number, line in enumerate(_lines(file), start=1):
+            if not line.strip():
+                continue
+            # `_answer` fills the id in as soon as it has read it.
+            head: dict[str, Any] = {"id": None, "line": number}
+            try:
+                outcome: dict[str, Any] = {"results": self._answer(line, head)}
+            except ClosedError:
+                return
+            except Exception as error:
+                self.bad += 1
+                outcome = {"error": str(error)}
+                if not isinstance(error, UserError):
+                    logger.exception("line %d failed", number)
+                    outcome = {"error": "this line failed; the log says why"}
+            self._write(head | outcome)
 
-        def answer() -> None:
-            while (each := asked.get()) is not None:
-                try:
-                    if not problems:
-                        self._answer(*each)
-                except OSError as error:
-                    # Nobody reads any more: what is running ends.
-                    problems.append(error)
-                    self._worker.close()
-
-        writer = threading.Thread(target=answer, name=f"{_READER}: answers")
-        writer.start()
-        try:
-            for number, line in enumerate(_lines(file), start=1):
-                if problems or not line.strip():
-                    continue
-                # `_ask` fills the id in as soon as it has read it.
-                head: dict[str, Any] = {"id": None, "line": number}
-                texts: Future[Any] = Future()
-                try:
-                    texts = self._ask(line, head)
-                except ClosedError:
-                    break
-                except Exception as error:
-                    texts.set_exception(error)
-                asked.put((head, texts))
-        finally:
-            asked.put(None)
-            writer.join()
-        if problems:
-            raise problems[0]
-
-    def _answer(self, head: dict[str, Any], texts: Future[list[GeneratedText]]) -> None:
-        try:
-            outcome: dict[str, Any] = {"results": [text.as_dict() for text in texts.result()]}
-        except Exception as error:
-            self.bad += 1
-            outcome = {"error": str(error)}
-            if not isinstance(error, UserError | NoTextsError):
-                logger.error("line %d failed", head["line"], exc_info=error)
-                outcome = {"error": "this line failed; the log says why"}
-        self._write(head | outcome)
-
-    def _ask(self, line: bytes, head: dict[str, Any]) -> Future[list[GeneratedText]]:
+    def _answer(self, line: bytes, head: dict[str, Any]) -> list[dict[str, Any]]:
         asked = _parse_line(line)
         head["id"] = asked.pop("id", None)
         prompt = asked.pop("prompt", None)
-        is_ids = isinstance(prompt, list) and all(type(each) is int for each in prompt)
-        if not isinstance(prompt, str) and not is_ids:
+        if not is_prompt(prompt):
             what = "missing" if prompt is None else "not a text and no list of token ids"
             raise UserError(f"'prompt' is {what}")
         for name in FOR_CALLERS:
@@ -148,8 +108,7 @@ class JsonLines:
                     self._worker.close()
 
         job = Job([prompt], asked, on_text)
-        self._worker.submit(job, wait=True)
-        return job.texts
+        return [text.as_dict() for text in run_and_wait(self._worker, job)]
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -222,11 +181,11 @@ class Terminal:
             self._job = Job([prompt], options, printer and printer.feed)
             try:
                 texts = run_and_wait(self._worker, self._job)
+            except ClosedError:
+                return
             except UserError as error:
                 print(f"error: {error}", flush=True)
                 continue
-            except ClosedError:
-                return
             finally:
                 self._job = None
             if printer is not None:
@@ -299,7 +258,7 @@ def main(argv: Sequence[str], config_file: str, examples: Sequence[str]) -> int:
 def leave(code: int) -> NoReturn:
     """End the process with `code`, also while a thread waits for the next line of the input: it
     holds a lock without which Python's own end aborts."""
-    if any(thread.name.startswith(_READER) for thread in threading.enumerate()):
+    if any(thread.name == _READER for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
@@ -339,7 +298,6 @@ def _prompts(options: Command, pipeline: TextPipeline, prompts: list[str]) -> in
 
 def _interactive(options: Command, pipeline: TextPipeline) -> int:
     worker = Worker(pipeline)
-    new_seed = functools.partial(random.SystemRandom().randrange, SEED_BOUND)
     given = options.seed is not None
     terminal = Terminal(worker, stream=options.stream, new_seed=None if given else new_seed)
 
@@ -448,13 +406,9 @@ def _standard_output() -> Iterator[Write]:
     # Half a surrogate pair (in an id) has no UTF-8 form, only an escape, which is JSON's.
     file = os.fdopen(own, "w", encoding="utf-8", errors="backslashreplace")
 
-    # Pieces come from the worker's thread, answers from another.
-    lock = threading.Lock()
-
     def write(value: Mapping[str, Any]) -> None:
-        with lock:
-            file.write(json.dumps(value, ensure_ascii=False) + "\n")
-            file.flush()
+        file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        file.flush()
 
     try:
         yield write

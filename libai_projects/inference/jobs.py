@@ -1,4 +1,9 @@
-"""One queue of requests and one worker that runs them, many at once, on one or more processes."""
+"""One queue of requests and one worker that writes their texts, many at once, on one or more
+processes: each joins and leaves between two steps of the model.
+
+Process 0 says which tokens of which sequences are read next, and chooses the next ones; the others
+are told the `Step` and run it.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +14,46 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from oneflow_accel import distributed
 from oneflow_accel.agree import on_rank_0
 from oneflow_accel.errors import UserError
+from oneflow_accel.kernels.generation import PAGE
+
+import numpy as np
 
 from libai_projects.generation import GenerationOptions
-from libai_projects.generation.sequences import GeneratedSequence, TokenScore
+from libai_projects.generation.generate import Decoding, prepared
+from libai_projects.generation.interface import Cache, StepModel
+from libai_projects.generation.sequences import FinishReason, Stopping, TokenScore
 from libai_projects.inference import lockstep
-from libai_projects.inference.batching import Batcher, Group, is_batched
-from libai_projects.inference.text_pipeline import Prompt, TextPipeline
-from libai_projects.inference.texts import GeneratedText, OnPiece, TextOf
+from libai_projects.inference.text_pipeline import TextPipeline
+from libai_projects.inference.texts import GeneratedText, OnPiece, Prompt, Texts
+from libai_projects.models.pages import Step
 
 logger = logging.getLogger("oneflow_accel")
 
+# Tokens of prompts that one step reads at most: the others wait no longer for their next token.
+CHUNK = 256
 _FAILED = "the generation failed; the log says why"
-_CLOSED = "the server is shutting down"
 
 
-class QueueFullError(Exception):
-    """As many requests wait as may wait."""
-
-
-class ClosedError(Exception):
-    """The worker takes no more requests: it is shutting down."""
-
-
-class NoTextsError(Exception):
-    """Why a job has no texts: "refused" (a request that cannot be used), "late" (no time was left),
-    "cancelled", "closed" (the worker ends) or "failed" (the model), and one sentence."""
+class NoTextsError(UserError):
+    """Why there are no texts: "full" (as many wait as may wait), "refused" (a request that cannot
+    be used), "late" (no time was left), "cancelled", "closed" (the worker ends) or "failed" (the
+    model), and one sentence."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+class ClosedError(NoTextsError):
+    """The worker takes no more requests."""
+
+    def __init__(self) -> None:
+        super().__init__("closed", "the server is shutting down")
 
 
 @dataclass(eq=False)
@@ -62,10 +72,10 @@ class Job:
     texts: Future[list[GeneratedText]] = field(default_factory=Future)
     first_token: float | None = None
     last_token: float | None = None
-    # Of each prompt, once the worker has looked at it; none if the job runs alone.
-    groups: list[Group] = field(default_factory=list)
+    # Once the worker has looked at it; none if it runs alone.
+    group: Group | None = None
 
-    def reason_to_stop(self) -> str | None:
+    def reason_to_stop(self) -> FinishReason | None:
         if self.cancelled.is_set():
             return "cancelled"
         if self.deadline is not None and time.monotonic() >= self.deadline:
@@ -78,60 +88,205 @@ class Job:
 
     def fail(self, error: Exception) -> None:
         """There are no texts; of what is no one's fault but ours the log says more."""
-        if isinstance(error, UserError):
-            error = NoTextsError("refused", str(error))
-        elif not isinstance(error, NoTextsError):
+        if not isinstance(error, UserError):
             logger.error("a request failed", exc_info=error)
             error = NoTextsError("failed", _FAILED)
+        elif not isinstance(error, NoTextsError):
+            error = NoTextsError("refused", str(error))
         if not self.texts.done():
             self.texts.set_exception(error)
 
 
-def _groups(job: Job, engine: TextPipeline, options: GenerationOptions) -> list[Group]:
-    """What becomes of a job beside others, one for each prompt; UserError where nothing can."""
-    seeds, found = options.seed, dict[int, list[GeneratedText]]()
-    if isinstance(seeds, int):
-        seeds = tuple(range(seeds, seeds + len(job.prompts)))
-    if len(seeds) != len(job.prompts):
-        raise UserError(f"{len(seeds)} seeds were given for {len(job.prompts)} prompts")
+def _is_batched(options: GenerationOptions) -> bool:
+    """Whether texts of these options are written beside others: token by token, with keys and
+    values kept, and with no functions of the caller's, which may look at all rows of a call."""
+    functions = (options.logits_processor, options.stopping_criteria)
+    alone = options.num_beams > 1 or options.output_scores or any(functions)
+    return options.use_cache and not alone and options.prefix_allowed_tokens_fn is None
 
-    def group(number: int) -> Group:
-        @cache
-        def text(index: int) -> TextOf:
-            return TextOf(
-                engine.tokenizer,
-                number * options.num_return_sequences + index,
-                engine.text_of(job.prompts[number]),
-                stops=options.stop_strings,
-                keeps_stop=job.keeps_stop,
-                on_piece=job.on_text,
+
+class Group:
+    """The texts of a job that is written beside others. Raises UserError where the prompts and
+    their options do not fit the model."""
+
+    def __init__(self, job: Job, engine: TextPipeline, options: GenerationOptions) -> None:
+        self.job, self.options = job, options.replace(stop_strings=())
+        self.rows = rows = prepared(engine.model, [*map(engine.encode, job.prompts)], self.options)
+        self.prompts = rows.tokens()
+        self._texts = Texts(
+            engine.tokenizer, job.prompts, options, job.on_text, keeps_stop=job.keeps_stop
+        )
+        returns = options.num_return_sequences
+        self.texts = len(self.prompts) * returns
+        # Of each prompt's sequences, whose last token is never read.
+        self.pages = -(-(rows.limits - 1) // PAGE)
+        shared = rows.lengths // PAGE
+        self.most_pages = int((shared + returns * (self.pages - shared)).sum())
+        self.decoding: Decoding
+        # Numbers in the cache of the prompts, what is left to read of each, and what follows them;
+        # then the numbers of the sequences that go on and their tokens to read next.
+        self.numbers: list[int] = []
+        self.unread: list[list[int]] = []
+        self.first: dict[int, np.ndarray] = {}
+        self.tokens = np.empty(0, dtype=np.int64)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether some of the prompts has not been read."""
+        return any(self.unread)
+
+    def on_token(self, index: int, token: int, score: TokenScore | None) -> bool:
+        self.job.last_token = time.monotonic()
+        self.job.first_token = self.job.first_token or self.job.last_token
+        return self._texts.feed(index, token, score)
+
+    def finish(self) -> None:
+        try:
+            self.job.finish(self._texts.finish(self.decoding.sequences))
+        except Exception as error:
+            self.job.fail(error)
+
+
+class Batcher:
+    """The prompts that are being read and continued, `most_texts` texts at most, or one job's.
+    Every process makes one; process 0 alone knows groups."""
+
+    def __init__(self, model: StepModel, most_texts: int) -> None:
+        self._model, self._most_texts = model, most_texts
+        self.groups: list[Group] = []
+        longest = -(-model.max_positions // PAGE)
+        free, pages = model.free_memory(), most_texts * longest
+        if free is not None:
+            # The other half is for what the steps themselves need, and for requests that run alone.
+            pages = min(pages, free // 2 // max(1, model.page_bytes))
+        self.capacity = max(longest, pages)
+        # Of the step that was planned last: of whom its rows are.
+        self._parts: list[tuple[Group, list[int]]] = []
+        self.cache: Cache = model.new_cache(self.capacity)
+
+    @property
+    def texts(self) -> int:
+        """How many are read or written now."""
+        return sum(each.texts if each.is_reading else len(each.numbers) for each in self.groups)
+
+    def add(self, group: Group) -> bool:
+        """Begin with a group, unless it has to wait until there is room for all that it may write;
+        a UserError if there never is."""
+        if group.most_pages > self.capacity:
+            raise UserError(
+                f"{group.texts} texts need up to {group.most_pages} pages of {PAGE} tokens, and "
+                f"the cache has {self.capacity}: ask for fewer or shorter ones"
             )
+        if self.groups and self.texts + group.texts > self._most_texts:
+            return False
+        pages, model = self.cache.pages, self._model
+        found = [pages.add(ids, share=model.shares_prefixes) for ids in group.prompts]
+        group.numbers = [number for number, _ in found]
+        group.unread = [ids[n:] for ids, (_, n) in zip(group.prompts, found, strict=True)]
+        if sum(map(self._pages_to_come, [*self.groups, group])) > pages.free:
+            for number in group.numbers:
+                pages.release(number)
+            return False
+        # Its time runs from here.
+        stopping = Stopping(group.options, model.max_positions, time.monotonic)
+        group.decoding = Decoding(
+            group.rows, group.options, model.vocab_size, stopping, group.on_token
+        )
+        self.groups.append(group)
+        return True
 
-        def on_token(index: int, token: int, score: TokenScore | None) -> bool:
-            job.last_token = time.monotonic()
-            job.first_token = job.first_token or job.last_token
-            return text(index).feed(token, score)
+    def _pages_to_come(self, group: Group) -> int:
+        """The most pages that a group will take beyond those that it has."""
+        lengths = np.array([self.cache.pages.length(number) for number in group.numbers])
+        if len(group.tokens) == 0:
+            return group.most_pages - int((-(-lengths // PAGE)).sum())
+        # Of copies whose last page is one, each may need its own.
+        decoding = group.decoding
+        return int((group.pages[decoding.copies[decoding.alive]] - lengths // PAGE).sum())
 
-        def on_end(sequences: list[GeneratedSequence] | Exception) -> None:
+    def remove(self, group: Group) -> None:
+        """Forget a group: its pages are free."""
+        self.groups.remove(group)
+        for number in group.numbers:
+            self.cache.pages.release(number)
+
+    def end(self, group: Group, reason: FinishReason) -> None:
+        """Let a group end with what there is."""
+        self.remove(group)
+        group.decoding.end(reason)
+        group.finish()
+
+    def fail(self, error: Exception) -> None:
+        """No group has texts, and nobody knows what the cache holds."""
+        groups, self.groups = self.groups, []
+        self.cache = self._model.new_cache(self.capacity)
+        for group in groups:
+            group.job.fail(error)
+
+    def plan(self) -> Step:
+        """The next step: a token of each text, and of the prompts a chunk."""
+        rows: list[tuple[int, list[int]]] = []
+        readers = sum(bool(unread) for group in self.groups for unread in group.unread)
+        left, self._parts = CHUNK, []
+        for group in self.groups:
+            if not group.is_reading:
+                rows += zip(group.numbers, group.tokens[:, None].tolist(), strict=True)
+                self._parts.append((group, [*range(len(group.tokens))]))
+                continue
+            places: list[int] = []
+            for place, unread in enumerate(group.unread):
+                if not unread:
+                    continue
+                readers -= 1
+                # Who came first may take the chunk, but leaves half of it to those behind.
+                count = min(-(-left // 2) if readers else left, len(unread))
+                if not self._model.shares_prefixes:
+                    # Keys depend on how much is read at once.
+                    count = len(unread)
+                if count:
+                    rows.append((group.numbers[place], unread[:count]))
+                    places.append(place)
+                    del unread[:count]
+                    left = max(0, left - count)
+            self._parts.append((group, places))
+        return self._model.plan(self.cache, rows)
+
+    def run(self, step: Step) -> np.ndarray:
+        """What the model answers to a step; every process."""
+        with lockstep.collective():
+            return self._model.run(step, self.cache)
+
+    def choose(self, logits: np.ndarray) -> None:
+        """Go on by what the model answered to the step that was planned last."""
+        end = 0
+        for group, places in self._parts:
+            begin, end = end, end + len(places)
             try:
-                if isinstance(sequences, Exception):
-                    raise sequences
-                found[number] = [
-                    engine.result(job.prompts, number, sequence, text(index), options)
-                    for index, sequence in enumerate(sequences)
-                ]
-                if len(found) == len(job.prompts):
-                    job.finish([each for _, texts in sorted(found.items()) for each in texts])
+                self._go_on(group, places, logits[begin:end])
             except Exception as error:
-                job.fail(error)
+                self.remove(group)
+                group.job.fail(error)
 
-        own = options.replace(seed=seeds[number], stop_strings=())
-        return Group(engine.model, engine.encode(job.prompts[number]), own, on_token, on_end)
+    def _go_on(self, group: Group, places: list[int], logits: np.ndarray) -> None:
+        decoding, pages = group.decoding, self.cache.pages
+        if len(group.tokens) == 0:
+            group.first.update(zip(places, logits, strict=True))
+            if group.is_reading:
+                return
+            if self._model.shares_prefixes:
+                for number, prompt in zip(group.numbers, group.prompts, strict=True):
+                    pages.remember(number, prompt)
+            group.numbers = pages.select(group.numbers, decoding.copies)
+            logits = np.stack([group.first[place] for place in decoding.copies])
+            group.first.clear()
+        going_on, group.tokens = decoding.choose(logits)
+        group.numbers = pages.select(group.numbers, going_on)
+        if not group.numbers:
+            self.remove(group)
+            group.finish()
 
-    return [group(number) for number in range(len(job.prompts))]
 
-
-def _unfinished(reason: str) -> NoTextsError:
+def _unfinished(reason: FinishReason) -> NoTextsError:
     if reason == "time":
         return NoTextsError("late", "no time was left after waiting: too many asked at once")
     return NoTextsError("cancelled", "cancelled")
@@ -149,11 +304,10 @@ class Worker:
         self, engine: TextPipeline, *, queue_length: int = 16, most_texts: int = 64
     ) -> None:
         self.engine = engine
-        self._batcher = Batcher(engine.model, most_texts)
+        self.batcher = Batcher(engine.model, most_texts)
         self._queue_length = queue_length
-        # Those that wait, those that run beside each other, and one that runs alone.
+        # Those that wait, and one that runs alone.
         self._jobs: deque[Job] = deque()
-        self._running: list[Job] = []
         self._alone: Job | None = None
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -167,29 +321,20 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        return self._alone is not None or bool(self._running)
-
-    @property
-    def texts(self) -> int:
-        """How many texts are being written beside each other."""
-        return self._batcher.texts
-
-    @property
-    def tokens(self) -> tuple[int, int]:
-        """How many tokens of prompts have been read, and how many have been chosen."""
-        return self._batcher.prompt_tokens, self._batcher.tokens
+        return self._alone is not None or bool(self.batcher.groups)
 
     @property
     def closing(self) -> bool:
         return self._closing.is_set()
 
     def submit(self, job: Job, *, wait: bool = False) -> None:
-        """Put a job at the end of the queue; with `wait`, wait for a place. Raises QueueFullError,
-        or ClosedError after `close`."""
+        """Put a job at the end of the queue; with `wait`, wait for a place. Raises a NoTextsError
+        where there is none, or ClosedError after `close`."""
         with self._changed:
             while not self.closing and len(self._jobs) >= self._queue_length:
                 if not wait:
-                    raise QueueFullError
+                    many = f"{self._queue_length} requests wait already: try again in a few seconds"
+                    raise NoTextsError("full", many)
                 # Not for long: `close` tells nobody, as a signal handler must not wait for a lock.
                 self._changed.wait(0.1)
             if self.closing:
@@ -209,9 +354,9 @@ class Worker:
         self.close()
         with self._changed:
             for job in self._jobs:
-                job.fail(NoTextsError("closed", _CLOSED))
+                job.fail(ClosedError())
             self._jobs.clear()
-        for job in filter(None, [*self._running, self._alone]):
+        for job in filter(None, [*(group.job for group in self.batcher.groups), self._alone]):
             job.fail(error)
 
     def run(self) -> None:
@@ -231,7 +376,7 @@ class Worker:
         while True:
             self._sweep()
             self._begin()
-            if self._running:
+            if self.batcher.groups:
                 self._step()
                 spoke = time.monotonic()
                 continue
@@ -244,35 +389,26 @@ class Worker:
                 self._tell({"do": "wait"})
                 spoke = time.monotonic()
 
-    def _reason_to_stop(self, job: Job) -> str | None:
+    def _reason_to_stop(self, job: Job) -> FinishReason | None:
         ends = self.closing and not self._finish and time.monotonic() >= self._end_at
         return job.reason_to_stop() or ("cancelled" if ends else None)
 
     def _sweep(self) -> None:
         """Whoever went away, is late or has to end frees its place."""
         refused = self.closing and not self._finish
-        for job in list(self._jobs):
-            if (reason := job.reason_to_stop()) is not None:
-                job.fail(_unfinished(reason))
-            elif refused:
-                job.fail(NoTextsError("closed", _CLOSED))
-        for job in self._running:
-            if (reason := self._reason_to_stop(job)) is None:
-                continue
-            if job.first_token is None:
-                job.fail(_unfinished(reason))
-            for group in job.groups:
-                self._batcher.end(group, reason)
-        self._drop_done()
-
-    def _drop_done(self) -> None:
-        for job in self._running:
-            for group in job.groups if job.texts.done() else ():
-                self._batcher.remove(group)
-        self._running = [job for job in self._running if not job.texts.done()]
         with self._changed:
+            for job in list(self._jobs):
+                if (reason := job.reason_to_stop()) is not None:
+                    job.fail(_unfinished(reason))
+                elif refused:
+                    job.fail(ClosedError())
             self._jobs = deque(job for job in self._jobs if not job.texts.done())
             self._changed.notify_all()
+        for group in list(self.batcher.groups):
+            if (reason := self._reason_to_stop(group.job)) is not None:
+                if group.job.first_token is None:
+                    group.job.fail(_unfinished(reason))
+                self.batcher.end(group, reason)
 
     def _begin(self) -> None:
         """Begin with the jobs that have waited longest, as far as there is room."""
@@ -280,35 +416,31 @@ class Worker:
             job = self._jobs[0]
             try:
                 options = self.engine.check_options(job.options)
-                if not job.groups and is_batched(options):
-                    job.groups = _groups(job, self.engine, options)
-                    self._batcher.check(job.groups)
-                if job.groups and not self._batcher.add(job.groups):
+                if job.group is None and _is_batched(options):
+                    job.group = Group(job, self.engine, options)
+                if job.group is not None and not self.batcher.add(job.group):
                     return
             except Exception as error:
                 job.fail(error)
             with self._changed:
                 self._jobs.popleft()
                 self._changed.notify_all()
-            if job.groups and not job.texts.done():
-                self._running.append(job)
-            elif not job.texts.done():
+            if job.group is None and not job.texts.done():
                 self._lead(job)
 
     def _step(self) -> None:
         """The next token of each text."""
-        step = self._batcher.plan()
+        step = self.batcher.plan()
         self._tell({"do": "step", "step": step})
         try:
-            logits = self._batcher.run(step)
-        except Exception as error:
-            if distributed.world_size() > 1:
-                raise lockstep.OutOfStepError(f"{type(error).__name__}: {error}") from error
+            logits = self.batcher.run(step)
+        except lockstep.OutOfStepError:
+            raise
+        except Exception:
             logger.exception("a step of the model failed")
-            self._batcher.fail(NoTextsError("failed", _FAILED))
+            self.batcher.fail(NoTextsError("failed", _FAILED))
         else:
-            self._batcher.choose(logits)
-        self._drop_done()
+            self.batcher.choose(logits)
 
     def _lead(self, job: Job) -> None:
         """Run a job alone."""
@@ -323,7 +455,6 @@ class Worker:
                 should_stop=lambda: self._reason_to_stop(job),
                 **job.options,
             )
-            self._batcher.tokens += sum(text.new_tokens for text in texts)
             job.first_token = job.last_token = time.monotonic()
         except Exception as error:
             self._alone = None
@@ -341,10 +472,7 @@ class Worker:
             if message["do"] == "end":
                 return
             if message["do"] == "step":
-                try:
-                    self._batcher.run(message["step"])
-                except Exception as error:
-                    raise lockstep.OutOfStepError(f"{type(error).__name__}: {error}") from error
+                self.batcher.run(message["step"])
             if message["do"] == "generate":
                 try:
                     self.engine.generate(

@@ -60,6 +60,17 @@ def in_step() -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def collective() -> Iterator[None]:
+    """What all ranks do together: where one fails, they cannot be kept together."""
+    try:
+        yield
+    except Exception as error:
+        if distributed.world_size() == 1:
+            raise
+        raise OutOfStepError(f"{type(error).__name__}: {error}") from error
+
+
 def exchange(value: float = 0.0) -> float:
     """The sum of `value` over the ranks, which all call it inside `in_step`; raises the same."""
     if distributed.world_size() == 1:

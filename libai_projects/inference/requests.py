@@ -64,6 +64,10 @@ _MOST = {
 SEED_BOUND = 2**31
 
 
+def new_seed() -> int:
+    return random.SystemRandom().randrange(SEED_BOUND)
+
+
 class _GenerateRequest(Group):
     @field_validator("prompt", check_fields=False)
     @classmethod
@@ -120,5 +124,5 @@ def sampling_options(request: BaseModel) -> dict[str, Any]:
                 "(do_sample: false) has one text for a prompt: leave one of the two out"
             )
     if options["seed"] is None:
-        options["seed"] = random.SystemRandom().randrange(SEED_BOUND)
+        options["seed"] = new_seed()
     return options

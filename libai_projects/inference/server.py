@@ -20,7 +20,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from string import Template
@@ -32,35 +32,25 @@ from oneflow_accel.errors import UserError
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libai_projects.inference import openai_api
 from libai_projects.inference.answers import (
     OPENAI_PATH,
-    Answer,
-    Event,
     FieldError,
-    as_json,
-    check_prompt,
+    Metrics,
+    PageAnswer,
+    add_openai_routes,
     error_response,
-    parse,
     respond,
 )
 from libai_projects.inference.connections import AllowedHosts, BoundedProtocol
 from libai_projects.inference.jobs import NoTextsError, Worker
-from libai_projects.inference.metrics import Metrics
-from libai_projects.inference.requests import (
-    SAMPLING_DEFAULTS,
-    Limits,
-    request_model,
-    sampling_options,
-)
-from libai_projects.inference.texts import GeneratedText
+from libai_projects.inference.requests import SAMPLING_DEFAULTS, Limits, request_model
 
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {
@@ -123,7 +113,7 @@ def create_app(
                 "processes": distributed.world_size(),
                 "busy": worker.busy,
                 "waiting": worker.waiting,
-                "writing": worker.texts,
+                "writing": worker.batcher.texts,
                 "needs_key": key is not None,
                 "uptime_seconds": round(time.monotonic() - started, 1),
                 "limits": limits.model_dump(),
@@ -134,16 +124,13 @@ def create_app(
 
     @app.get("/metrics")
     async def numbers() -> Response:
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.post("/api/generate", openapi_extra=_body_schema(model))
     async def generate(request: Request) -> Response:
-        def make(body: bytes, deadline: float) -> Answer:
-            return _PageAnswer(parse(model, body), worker, limits, deadline)
+        return await respond(request, worker, limits, metrics, model, PageAnswer)
 
-        return await respond(request, worker, limits, metrics, make)
-
-    openai_api.add_routes(app, worker, limits, metrics)
+    add_openai_routes(app, worker, limits, metrics)
     return app
 
 
@@ -179,34 +166,29 @@ class _Guard:
             await send(message)
 
         if scope["type"] == "http":
-            await (self._refusal(scope) or self.app)(scope, receive, send_with_headers)
+            refusal = self._refusal(scope)
+            app = self.app if refusal is None else error_response(scope["path"], *refusal)
+            await app(scope, receive, send_with_headers)
         else:
             await self.app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers, path = Headers(scope=scope), scope["path"]
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers = Headers(scope=scope)
         host = headers.get("host")
         if not self._hosts.has_host(host):
-            return error_response(
-                path,
-                400,
-                f"the Host {host!r:.80} is not a name of this server; --allowed-hosts adds one",
-            )
-        if scope["method"] not in ("GET", "HEAD"):
-            for origin in headers.getlist("origin"):
-                if not {origin, "*"} & set(self._origins) and not self._hosts.has_origin(origin):
-                    return error_response(
-                        path,
-                        403,
-                        f"a page of {origin!r:.80} must not ask this server; --allowed-hosts adds "
-                        "a name, --allowed-origins a page of another server",
-                    )
-        if self._key is not None and path.startswith(_NEED_KEY):
+            name = f"{host!r:.80} is not a name of this server"
+            return 400, f"the Host {name}; --allowed-hosts adds one"
+        for origin in headers.getlist("origin") if scope["method"] not in ("GET", "HEAD") else ():
+            if not {origin, "*"} & set(self._origins) and not self._hosts.has_origin(origin):
+                return 403, (
+                    f"a page of {origin!r:.80} must not ask this server; --allowed-hosts adds a "
+                    "name, --allowed-origins a page of another server"
+                )
+        if self._key is not None and scope["path"].startswith(_NEED_KEY):
             kind, _, given = headers.get("authorization", "").partition(" ")
             same = hmac.compare_digest(given.strip().encode(), self._key.encode())
             if kind.lower() != "bearer" or not same:
-                message = "this server needs its key: Authorization: Bearer KEY"
-                return error_response(path, 401, message, {"WWW-Authenticate": "Bearer"})
+                return 401, "this server needs its key: Authorization: Bearer KEY"
         return None
 
 
@@ -219,38 +201,6 @@ def _add_file(app: FastAPI, path: str, content: str, media_type: str) -> None:
 def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
-
-
-class _PageAnswer(Answer):
-    """What the page asks for: JSON, or one object per line, the last of type "done" or "error"."""
-
-    media_type = "application/x-ndjson"
-
-    def __init__(self, asked: Any, worker: Worker, limits: Limits, deadline: float) -> None:
-        options = sampling_options(asked)
-        check_prompt(worker, asked.prompt, limits)
-        worker.engine.check_options(options)
-        super().__init__([asked.prompt], options, deadline, streams=asked.stream)
-        self._count, self._seed = options["num_return_sequences"], options["seed"]
-        self._arrived = deadline - limits.seconds
-
-    def lines(self, event: Event) -> Iterable[str]:
-        said: dict[str, Any] = {}
-        if event == "start":
-            said = {"type": "start", "count": self._count, "seed": self._seed}
-        elif isinstance(event, NoTextsError):
-            said = {"type": "error", "error": str(event), "kind": event.kind}
-        elif isinstance(event, list):
-            said = {"type": "done", **self.body(event)}
-        elif event.text:
-            said = {"type": "text", "index": event.index, "text": event.text}
-        if said:
-            yield as_json(said) + "\n"
-
-    def body(self, texts: list[GeneratedText]) -> dict[str, Any]:
-        seconds = round(time.monotonic() - self._arrived, 3)
-        results = [text.as_dict() for text in texts]
-        return {"results": results, "seed": self._seed, "seconds": seconds}
 
 
 # Texts that are being written at SIGTERM may go on for so long, in seconds.

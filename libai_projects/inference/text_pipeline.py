@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from oneflow_accel import distributed
@@ -14,17 +13,13 @@ from oneflow_accel.errors import UserError
 import numpy as np
 
 from libai_projects.generation import GenerationOptions, generate
-from libai_projects.generation.interface import PagedModel
-from libai_projects.generation.sequences import GeneratedSequence
+from libai_projects.generation.interface import StepModel
+from libai_projects.generation.sequences import FinishReason
 from libai_projects.inference import lockstep
-from libai_projects.inference.texts import GeneratedText, OnPiece, TextOf
+from libai_projects.inference.texts import GeneratedText, OnPiece, Prompt, Texts
 
 # The options of LiBai's MagicPrompt, used where nothing else is given.
 DEFAULT_OPTIONS = {"max_length": 50}
-
-
-# A text, or the token ids of one.
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class TextPipeline:
 
     def __init__(
         self,
-        model: PagedModel,
+        model: StepModel,
         tokenizer: Any,
         *,
         name: str = "model",
@@ -100,9 +95,6 @@ class TextPipeline:
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def text_of(self, prompt: Prompt) -> str:
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
-
     def check_options(self, options: Mapping[str, Any]) -> GenerationOptions:
         """The options with these changed, or a UserError where `generate` would refuse them; from
         any thread."""
@@ -122,7 +114,7 @@ class TextPipeline:
         prompts: Sequence[Prompt],
         *,
         on_text: OnPiece | None = None,
-        should_stop: Callable[[], str | None] | None = None,
+        should_stop: Callable[[], FinishReason | None] | None = None,
         **options: Any,
     ) -> list[GeneratedText]:
         """Continue each prompt; `num_return_sequences` results for each, in order.
@@ -138,81 +130,42 @@ class TextPipeline:
                 "cancelled") ends the call with what there is.
         """
         chosen = self.check_options(options)
-        reason: list[str] = []
+        reason: list[FinishReason] = []
         if should_stop is not None:
             criteria = (*chosen.stopping_criteria, _criterion(should_stop, reason))
             chosen = chosen.replace(stopping_criteria=criteria)
         ids = [self.encode(prompt) for prompt in prompts]
-        say = on_text if distributed.is_main() and chosen.num_beams == 1 else None
-
-        @cache
-        def text(index: int) -> TextOf:
-            before = self.text_of(prompts[index // chosen.num_return_sequences])
-            stops = chosen.stop_strings
-            return TextOf(self.tokenizer, index, before, stops=stops, on_piece=say)
-
+        beams = chosen.num_beams > 1
+        say = on_text if distributed.is_main() and not beams else None
+        texts = Texts(self.tokenizer, prompts, chosen, say)
         generation = generate(
             _Agreed(self.model),
             ids,
             chosen.replace(stop_strings=()),
             clock=_shared_clock,
-            on_token=lambda index, token, score: text(index).feed(token, score),
+            on_token=texts.feed,
         )
-        found = []
         for index, sequence in enumerate(generation.sequences):
-            if chosen.num_beams > 1:
-                for token in sequence.new_tokens:
-                    text(index).feed(token)
+            for token in sequence.new_tokens if beams else ():
+                texts.feed(index, token)
             if sequence.finish_reason == "criterion" and reason:
                 sequence.finish_reason = reason[0]
-            found.append(self.result(prompts, sequence.prompt, sequence, text(index), chosen))
-        return found
-
-    def result(
-        self,
-        prompts: Sequence[Prompt],
-        number: int,
-        sequence: GeneratedSequence,
-        text: TextOf,
-        options: GenerationOptions,
-    ) -> GeneratedText:
-        """What is said of a sequence that continues a prompt, at its end."""
-        # The model's last position is an end by length, too.
-        reason = "length" if sequence.finish_reason == "positions" else sequence.finish_reason
-        text.finish(reason)
-        return GeneratedText(
-            prompt=number,
-            text=self.text_of(prompts[number]) + text.text,
-            new_tokens=len(sequence.new_tokens),
-            finish_reason=reason,
-            added=text.text,
-            prompt_tokens=sequence.prompt_length,
-            scores=None if options.logprobs is None else text.scores,
-        )
+        return texts.finish(generation.sequences)
 
 
 class _Agreed:
     """A model whose steps begin only when no rank has failed (`lockstep`)."""
 
-    def __init__(self, model: PagedModel) -> None:
+    def __init__(self, model: StepModel) -> None:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def step(
-        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Any
-    ) -> np.ndarray:
+    def run(self, step: Any, cache: Any) -> np.ndarray:
         lockstep.exchange()
-        try:
-            return self._model.step(ids, positions, mask, cache)
-        except UserError:
-            # The model finds these errors before it begins, and on every rank.
-            raise
-        except Exception as error:
-            if distributed.world_size() == 1:
-                raise
-            raise lockstep.OutOfStepError(f"{type(error).__name__}: {error}") from error
+        with lockstep.collective():
+            return self._model.run(step, cache)
 
 
 def _shared_clock() -> float:
@@ -221,7 +174,7 @@ def _shared_clock() -> float:
 
 
 def _criterion(
-    should_stop: Callable[[], str | None], reason: list[str]
+    should_stop: Callable[[], FinishReason | None], reason: list[FinishReason]
 ) -> Callable[[np.ndarray, np.ndarray | None], bool]:
     def stop(_ids: np.ndarray, _scores: np.ndarray | None) -> bool:
         answer = should_stop()

@@ -3,11 +3,22 @@ is said of them at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from libai_projects.generation.sequences import TokenScore
+from libai_projects.generation.options import GenerationOptions
+from libai_projects.generation.sequences import GeneratedSequence, TokenScore
+
+# A text, or the token ids of one.
+Prompt = str | Sequence[int]
+
+
+def is_prompt(value: Any) -> bool:
+    """Whether what came as JSON is a prompt."""
+    is_ids = isinstance(value, list) and {type(each) for each in value} == {int}
+    return is_ids or isinstance(value, str)
 
 
 @dataclass(frozen=True)
@@ -19,9 +30,6 @@ class ScoredToken:
     logprob: float
     top: dict[str, float]
     offset: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"token": self.text, "logprob": self.logprob, "top": self.top}
 
 
 @dataclass(frozen=True)
@@ -60,8 +68,64 @@ class GeneratedText:
             "finish_reason": self.finish_reason,
         }
         if self.scores is not None:
-            answer["logprobs"] = [score.as_dict() for score in self.scores]
+            answer["logprobs"] = [
+                {"token": one.text, "logprob": one.logprob, "top": one.top} for one in self.scores
+            ]
         return answer
+
+
+class Texts:
+    """The texts of a call, `num_return_sequences` for each prompt, while their tokens come."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions,
+        on_piece: OnPiece | None = None,
+        *,
+        keeps_stop: bool = True,
+    ) -> None:
+        self._options = options
+
+        @cache
+        def given(number: int) -> str:
+            prompt = prompts[number]
+            return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+
+        @cache
+        def text(index: int) -> TextOf:
+            stops, before = options.stop_strings, given(index // options.num_return_sequences)
+            return TextOf(
+                tokenizer, index, before, stops=stops, keeps_stop=keeps_stop, on_piece=on_piece
+            )
+
+        self._given, self._text = given, text
+
+    def feed(self, index: int, token: int, score: TokenScore | None = None) -> bool:
+        """Take a text's next token; whether a stop string has ended it."""
+        return self._text(index).feed(token, score)
+
+    def finish(self, sequences: Iterable[GeneratedSequence]) -> list[GeneratedText]:
+        """What is said of the sequences, all of them, at their end."""
+        found = []
+        for index, sequence in enumerate(sequences):
+            text, number = self._text(index), sequence.prompt
+            # The model's last position is an end by length, too.
+            reason = "length" if sequence.finish_reason == "positions" else sequence.finish_reason
+            text.finish(reason)
+            found.append(
+                GeneratedText(
+                    prompt=number,
+                    text=self._given(number) + text.text,
+                    new_tokens=len(sequence.new_tokens),
+                    finish_reason=reason,
+                    added=text.text,
+                    prompt_tokens=sequence.prompt_length,
+                    scores=None if self._options.logprobs is None else text.scores,
+                )
+            )
+        return found
 
 
 class TextOf:
@@ -86,28 +150,44 @@ class TextOf:
         self._tokenizer, self._decoder = tokenizer, tokenizer.stream_decoder()
         self._index, self._on_piece = index, on_piece
         self._stops, self._keeps_stop = stops, keeps_stop
-        self._held = before[len(before) - self._begun(before) :] if keeps_stop else ""
-        # So much of what is held is the prompt's.
-        self._given = len(self._held)
+        self._before = before[-max(map(len, stops)) :] if stops and keeps_stop else ""
         self._stopped = False
-        self._told = 0
+        # Characters, and scores, that were told.
+        self._said = self._told = 0
 
     def feed(self, token: int, score: TokenScore | None = None) -> bool:
         """Take the next token; whether a stop string has ended the text."""
         if score is not None:
             decode, top = self._tokenizer.decode, score.top
-            offset = len(self.text) + len(self._held) - self._given
             likely = {decode([each], skip_special=False): value for each, value in top}
             text = decode([token], skip_special=False)
-            self.scores.append(ScoredToken(text, score.logprob, likely, offset))
+            self.scores.append(ScoredToken(text, score.logprob, likely, len(self.text)))
         self._add(self._decoder.feed(token))
         return self._stopped
 
     def finish(self, reason: str) -> None:
         if not self._stopped:
             self._add(self._decoder.finish())
-        text, self._held = self._held[self._given :], ""
-        self._say(text, reason)
+        self._say(len(self.text), reason)
+
+    def _add(self, new: str) -> None:
+        first, self.text = len(self.text), self.text + new
+        whole, given = self._before + self.text, len(self._before)
+        found = []
+        for stop in self._stops:
+            # One that the prompt has whole is none.
+            at = whole.find(stop, max(0, given + first + 1 - len(stop)))
+            found += [(at + len(stop), at)] if at >= 0 else []
+        if found:
+            # The first that is whole.
+            self._stopped = True
+            end, begin = min(found)
+            self.text = whole[given : end if self._keeps_stop else begin]
+            if not self._keeps_stop:
+                self.scores = [score for score in self.scores if score.offset < len(self.text)]
+            self._say(len(self.text))
+        else:
+            self._say(max(self._said, len(self.text) - self._begun(whole)))
 
     def _begun(self, text: str) -> int:
         """How many characters at the end of `text` may be the beginning of a stop string."""
@@ -119,34 +199,11 @@ class TextOf:
         )
         return max(lengths, default=0)
 
-    def _add(self, new: str) -> None:
-        text = self._held + new
-        found = []
-        for stop in self._stops:
-            # One that the prompt has whole is none.
-            at = text.find(stop, max(0, self._given + 1 - len(stop)))
-            found += [(at + len(stop), at)] if at >= 0 else []
-        if found:
-            # The first that is whole.
-            end, begin = min(found)
-            text, ready = text[: end if self._keeps_stop else begin], None
-            self._stopped = True
-        else:
-            ready = len(text) - self._begun(text)
-        said = text[self._given : ready]
-        self._held = "" if ready is None else text[ready:]
-        self._given = max(0, self._given - len(text) + len(self._held))
-        if self._stopped and not self._keeps_stop:
-            length = len(self.text) + len(said)
-            self.scores = [score for score in self.scores if score.offset < length]
-        if said:
-            self._say(said)
-
-    def _say(self, text: str, reason: str | None = None) -> None:
-        self.text += text
-        if self._on_piece is None:
-            return
-        end = len(self.text) + (reason is not None)
-        ready = [score for score in self.scores[self._told :] if score.offset < end]
-        self._told += len(ready)
-        self._on_piece(Piece(self._index, text, ready, reason))
+    def _say(self, end: int, reason: str | None = None) -> None:
+        """Tell the text up to `end`, and why it ends there."""
+        text, self._said = self.text[self._said : end], end
+        if self._on_piece is not None and (text or reason is not None):
+            last = end + (reason is not None)
+            ready = [score for score in self.scores[self._told :] if score.offset < last]
+            self._told += len(ready)
+            self._on_piece(Piece(self._index, text, ready, reason))

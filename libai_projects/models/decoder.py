@@ -26,7 +26,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai_projects.models.layers import Projection
-from libai_projects.models.processes import BROADCAST, COLUMNS, ROWS, Place, local, shares
+from libai_projects.models.processes import COLUMNS, ROWS, Place, local
 from monarch_flow.layers import MonarchLinear
 from monarch_flow.parallel import SPLIT
 
@@ -34,39 +34,9 @@ from monarch_flow.parallel import SPLIT
 LinearLayer = Callable[..., flow.Tensor]
 
 
-class LocalEmbedding:
-    """Rows of an embedding that may be split over tensor parallelism; `place` None: it is whole."""
-
-    def __init__(self, weight: flow.Tensor, place: Place | None = None) -> None:
-        rows = shares(weight.shape[0], 1 if place is None else len(place.group))
-        self._place = place if len(rows) > 1 else None
-        self._weight = local(weight, BROADCAST if place is None else ROWS)
-        self._first = 0 if place is None else sum(rows[: place.group.index(place.rank)])
-
-    def __call__(self, ids: np.ndarray) -> flow.Tensor:
-        """(tokens,) whole numbers to (tokens, width)."""
-        weight, device = self._weight, self._weight.device
-        ids = ids.astype(np.int64)
-        if self._place is None:
-            return flow._C.gather(weight, flow.tensor(ids, device=device), axis=0)
-        # Tokens of another process's rows are 0 here and come in with the sum.
-        own = ids - self._first
-        mine = (own >= 0) & (own < weight.shape[0])
-        rows = flow._C.gather(weight, flow.tensor(np.where(mine, own, 0), device=device), axis=0)
-        mine = flow.tensor(mine[..., None].astype(np.float32), device=device)
-        return self._place.sum(rows * mine)
-
-
-@dataclass(frozen=True)
-class Pages:
-    """What attention of all layers shares in a step; see `paged_attention`."""
-
-    tables: flow.Tensor
-    sequences: flow.Tensor
-    positions: flow.Tensor
-    copies: flow.Tensor | None
-    cosines: flow.Tensor | None = None
-    sines: flow.Tensor | None = None
+def embedded(weight: flow.Tensor, ids: np.ndarray) -> flow.Tensor:
+    """Rows of a local (rows, width), of (tokens,) whole numbers: (tokens, width)."""
+    return flow._C.gather(weight, flow.tensor(ids.astype(np.int64), device=weight.device), axis=0)
 
 
 @dataclass(frozen=True)
@@ -77,20 +47,25 @@ class DecoderLayer:
     activation; `dense` and `outer` add the residual.
     """
 
+    attention: PagedAttention
     input_norm: Norm
+    post_norm: Norm
     query_key_value: LinearLayer
     dense: LinearLayer
-    post_norm: Norm
     inner: LinearLayer
     outer: LinearLayer
-    attention: PagedAttention
 
     def __call__(
-        self, x: flow.Tensor, keys: flow.Tensor, values: flow.Tensor, pages: Pages
+        self,
+        x: flow.Tensor,
+        keys: flow.Tensor,
+        values: flow.Tensor,
+        places: Sequence[flow.Tensor | None],
     ) -> flow.Tensor:
-        """(tokens, width) to the same; the tokens' keys and values are written to the pages."""
+        """(tokens, width) to the same; the tokens' keys and values are written to the pages, of
+        which `places` are what else `paged_attention` takes."""
         qkv = self.query_key_value(x, norm=self.input_norm)
-        context = self.attention(qkv, keys, values, *vars(pages).values())
+        context = self.attention(qkv, keys, values, *places)
         x = self.dense(context, x)
         return self.outer(self.inner(x, norm=self.post_norm), x)
 
@@ -124,7 +99,7 @@ class LocalLayers:
         weights = [local(each.weight, COLUMNS).numpy().T for each in modules]
         biases = [local(each.bias, ROWS).numpy() for each in modules if each.bias is not None]
         weight, bias = np.concatenate(weights), np.concatenate(biases) if biases else None
-        return self._packed(weight, bias, order, activation=activation, gate=gate)
+        return self.packed(weight, bias, order, activation=activation, gate=gate)
 
     def row(self, module: nn.Module) -> LinearLayer:
         """A layer with parallel="row", which adds the residual."""
@@ -133,20 +108,17 @@ class LocalLayers:
         weight = local(module.weight, ROWS).numpy().T
         bias = None if module.bias is None else local(module.bias)
         if len(self.place.group) > 1:
-            return PartialLinear(self._packed(weight), bias, self.place)
-        return self._packed(weight, None if bias is None else bias.numpy())
+            return PartialLinear(self.packed(weight), bias, self.place)
+        return self.packed(weight, None if bias is None else bias.numpy())
 
-    def head(self, weight: np.ndarray) -> LinearLayer:
-        """Of (rows of the vocabulary, width) float32: to their logits."""
-        return self._packed(weight)
-
-    def _packed(
+    def packed(
         self,
         weight: np.ndarray,
         bias: np.ndarray | None = None,
         order: Callable[[np.ndarray], np.ndarray] = np.asarray,
         **settings: Any,
     ) -> LinearLayer:
+        """A dense layer of (outputs, inputs) float32 weights."""
         if weight.size == 0:
             return elsewhere
         bias = None if bias is None else order(bias)

@@ -153,16 +153,13 @@ Pair = tuple[flow.Tensor, flow.Tensor]
 def split_heads(x: flow.Tensor, size: int) -> flow.Tensor:
     """(batch, time, heads x size) to (batch, heads, time, size)."""
     batch, time, width = x.shape
-    # With one token the order of the numbers stays the same, so a reshape is enough.
-    if time == 1:
-        return x.reshape(batch, width // size, 1, size)
     return x.reshape(batch, time, width // size, size).permute(0, 2, 1, 3)
 
 
 def merge_heads(x: flow.Tensor) -> flow.Tensor:
     """(batch, heads, time, size) to (batch, time, heads x size)."""
     batch, heads, time, size = x.shape
-    return (x if time == 1 else x.permute(0, 2, 1, 3)).reshape(batch, time, heads * size)
+    return x.permute(0, 2, 1, 3).reshape(batch, time, heads * size)
 
 
 def causal_attention(

@@ -9,14 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.generation import PAGE
 
 import numpy as np
-
-
-class NoPagesError(UserError):
-    """There are not as many pages as were asked for; nothing has changed."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +105,7 @@ class PagedCache:
         return needed + sum(min(n, self._holders[page] - 1) for page, n in writers.items())
 
     def extend(self, number: int, count: int) -> None:
-        """Room for `count` more tokens. Raises NoPagesError where there are not enough pages."""
-        needed = self.pages_needed({number: count})
-        if needed > self.free:
-            raise NoPagesError(
-                f"the key-value cache has {self.free} of {self.capacity} pages left and a sequence "
-                f"needs {needed}: wait for others to end, or ask for fewer tokens"
-            )
+        """Room for `count` more tokens; `pages_needed` must be free."""
         sequence = self._sequences[number]
         if count and sequence.length % PAGE and self._holders[sequence.pages[-1]] > 1:
             shared, own = sequence.pages[-1], self._take()
@@ -133,6 +122,16 @@ class PagedCache:
         for page in sequence.pages:
             self._holders[page] += 1
         return self._new(_Sequence(list(sequence.pages), sequence.length))
+
+    def select(self, numbers: Sequence[int], rows: Sequence[int] | np.ndarray) -> list[int]:
+        """Of some sequences, number `rows[i]` as number i: those that occur again are copies, and
+        those that do not occur end."""
+        kept: list[int] = []
+        for row in rows:
+            kept.append(self.fork(numbers[row]) if numbers[row] in kept else numbers[row])
+        for number in set(numbers).difference(kept):
+            self.release(number)
+        return kept
 
     def remember(self, number: int, tokens: Sequence[int]) -> None:
         """From now on sequences that begin as this one may share its whole pages: the keys of these

@@ -1,5 +1,5 @@
 """A model one step at a time, for generation: numpy in, logits out, under every parallel layout.
-The protocol is `libai_projects.generation.interface.StepModel`.
+The protocol is `generation.interface.StepModel`.
 
 What a model does with tokens is in `decoder`; here are the cache of keys and values, and the way
 through the stages of a pipeline.
@@ -8,21 +8,25 @@ through the stages of a pipeline.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from oneflow_accel import machine
 from oneflow_accel.errors import UserError
-from oneflow_accel.kernels.generation import PAGE, CacheDtype, WeightsDtype, new_pages
+from oneflow_accel.kernels.generation import (
+    PAGE,
+    CacheDtype,
+    PagedAttention,
+    WeightsDtype,
+    new_pages,
+)
 
 import numpy as np
 import oneflow as flow
 from libai.utils import distributed as dist
-from oneflow import nn
 
-from libai_projects.models.decoder import DecoderLayer, LocalLayers, Pages
-from libai_projects.models.options import ModelOptions
-from libai_projects.models.pages import NoPagesError, PagedCache, Step
+from libai_projects.models.decoder import DecoderLayer, LinearLayer, LocalLayers
+from libai_projects.models.pages import PagedCache, Step
 from libai_projects.models.processes import ROWS, Place, shares
 
 Pair = tuple[flow.Tensor, flow.Tensor]
@@ -55,16 +59,6 @@ class Cache:
             self.tensors[layer] = (grown[0], grown[1])
 
 
-@dataclass
-class Rows:
-    """A batch of sequences, for `StepModel.step`: their numbers in the cache, or, without a cache,
-    their tokens."""
-
-    cache: Cache | None
-    numbers: list[int]
-    tokens: list[np.ndarray] = field(default_factory=list)
-
-
 class StepModel:
     """A model that generation can step through; all processes call its methods alike.
 
@@ -72,12 +66,8 @@ class StepModel:
     are global, and their weights are read now: load them before.
 
     Args:
-        blocks: the model's, of which `_layer` makes what computes them.
-        norm: the last one.
-        head: (vocabulary, width), of the logits.
-        options: the model's; logits have its real vocabulary, without padding rows.
-        key_heads: heads of keys and values, of all processes together.
-        head_size: numbers of a head.
+        model: has `options`, `layers`, of which `_products` makes what computes them, the last
+            `norm`, and a `head_weight`, of which logits leave out the padding rows.
         weights_dtype: what the weights of linear layers are rounded to.
         cache_dtype: what keys and values are rounded to; None: float32 beside float32 weights,
             else bfloat16.
@@ -88,13 +78,8 @@ class StepModel:
 
     def __init__(
         self,
+        model: Any,
         *,
-        blocks: Sequence[nn.Module],
-        norm: nn.Module,
-        head: flow.Tensor,
-        options: ModelOptions,
-        key_heads: int,
-        head_size: int,
         weights_dtype: WeightsDtype = "float32",
         cache_dtype: CacheDtype | None = None,
     ) -> None:
@@ -104,37 +89,47 @@ class StepModel:
         ):
             if value not in kinds:
                 raise UserError(f"{name} {value!r}: choose one of {', '.join(filter(None, kinds))}")
+        self._options = options = model.options
         self.vocab_size, self.max_positions = options.real_vocabulary, options.max_seq_length
         self._place = place = Place.current()
         self._device = dist.get_backend().device()
         if cache_dtype is None:
             cache_dtype = "float32" if weights_dtype == "float32" else "bfloat16"
-        kept = key_heads // len(place.group), head_size, cache_dtype, self._device
+        key_heads = options.num_key_value_heads // len(place.group)
+        kept = key_heads, options.head_size, cache_dtype, self._device
         self._new_pages = lambda pages: new_pages(pages, *kept)
         numbers = sum(tensor.nelement() for tensor in self._new_pages(1))
         # Of all processes together, which may share a machine's memory.
-        numbers *= len(place.group) * len(blocks)
+        numbers *= len(place.group) * options.num_layers
         self.page_bytes = numbers * (4 if cache_dtype == "float32" else 2)
         self.bytes_per_token = self.page_bytes // PAGE
+        head = model.head_weight().detach()
         rows, self._width = head.shape
         # Every process reads every weight: ZeRO may have left some to be joined, and OneFlow wants
         # all processes to take part in that. Weights of other stages are not kept.
-        local = LocalLayers(place, self._device, weights_dtype)
+        make = LocalLayers(place, self._device, weights_dtype)
         stage_of = dist.get_dist_util().get_layer_stage_id
         self._layers: list[DecoderLayer] = []
-        for index, block in enumerate(blocks):
-            layer = self._layer(block, local)
+        for index, block in enumerate(model.layers):
+            first = make.norm(block.input_layernorm)
+            second = make.norm(block.post_attention_layernorm)
+            products = self._products(block, make)
+            attention = PagedAttention(
+                heads=options.num_attention_heads // len(place.group),
+                scale=block.self_attention.scale,
+                interleaved=getattr(options, "rope_interleaved", False),
+            )
             if stage_of(index) == place.stage:
-                self._layers.append(layer)
+                self._layers.append(DecoderLayer(attention, first, second, *products))
         self._rows = shares(rows, len(place.group))
-        self._norm = local.norm(norm)
+        self._norm = make.norm(model.norm)
         declared = dist.get_nd_sbp([flow.sbp.broadcast, ROWS])
         last_stage = dist.get_layer_placement(-1)
-        head = head.detach().to_global(placement=last_stage, sbp=declared).to_local()
-        self._head = local.head(head.numpy())
+        mine = head.to_global(placement=last_stage, sbp=declared).to_local()
+        self._head = make.packed(mine.numpy())
 
-    def _layer(self, block: Any, local: LocalLayers) -> DecoderLayer:
-        """What computes a block."""
+    def _products(self, block: Any, make: LocalLayers) -> list[LinearLayer]:
+        """What `DecoderLayer` has of a block: query_key_value, dense, inner and outer."""
         raise NotImplementedError
 
     def _embed(self, ids: np.ndarray, positions: np.ndarray) -> flow.Tensor:
@@ -160,11 +155,12 @@ class StepModel:
 
     def plan(self, cache: Cache, rows: Sequence[tuple[int, Sequence[int]]]) -> Step:
         """The step that reads the next tokens, at least one, of each sequence, by its number, and
-        gives the logits after the last one. Raises NoPagesError before anything has changed."""
+        gives the logits after the last one. Raises UserError where there
+        are not enough pages, before anything has changed."""
         pages = cache.pages
         needed = pages.pages_needed({number: len(tokens) for number, tokens in rows})
         if needed > pages.free:
-            raise NoPagesError(
+            raise UserError(
                 f"the key-value cache has {pages.free} pages left and the next tokens need {needed}"
             )
         positions = []
@@ -183,62 +179,12 @@ class StepModel:
         )
 
     def run(self, step: Step, cache: Cache) -> np.ndarray:
-        """Read the step's tokens: (R, vocab_size) float32 logits, the same on every process.
-        Raises UserError for a token or position that the model lacks."""
-        self._check(step.ids, step.positions)
+        """Read the step's tokens, which the model has: (R, vocab_size) float32 logits, the same on
+        every process."""
         cache.grow(1 + max(int(part.max(initial=-1)) for part in (step.tables, step.copies)))
         with flow.no_grad():
-            return self._forward(step, cache).numpy()[:, : self.vocab_size]
-
-    def start(self, batch_size: int, use_cache: bool = True) -> Rows:
-        """See `generation.interface.StepModel`, as for `step` and `select`."""
-        if not use_cache:
-            return Rows(None, list(range(batch_size)), [np.empty(0, np.int64)] * batch_size)
-        cache = self.new_cache()
-        return Rows(cache, [cache.pages.add()[0] for _ in range(batch_size)])
-
-    def step(
-        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Rows
-    ) -> np.ndarray:
-        """The logits are the same on every process. Raises UserError for a token or position that
-        the model lacks, ValueError for shapes that do not fit."""
-        ids, positions = np.asarray(ids), np.asarray(positions)
-        if ids.ndim != 2 or ids.shape[1] == 0 or ids.shape[0] != len(cache.numbers):
-            raise ValueError(f"ids of {ids.shape} are not ({len(cache.numbers)}, at least 1)")
-        if positions.shape != ids.shape:
-            raise ValueError(f"positions of {positions.shape} for ids of {ids.shape}")
-        real = np.ones(ids.shape, bool)
-        if mask is not None:
-            if len(mask) != len(ids) or mask.shape[1] < ids.shape[1] or not mask[:, -1].all():
-                raise ValueError(f"the mask of {mask.shape} does not fit ids of {ids.shape}")
-            real = mask[:, -ids.shape[1] :]
-        self._check(ids[real], positions[real])
-        held, rows = cache.cache, [row[own] for row, own in zip(ids, real, strict=True)]
-        if held is None:
-            # Everything again, in a cache for this step alone.
-            cache.tokens = [
-                np.concatenate([past, row]) for past, row in zip(cache.tokens, rows, strict=True)
-            ]
-            rows, held = cache.tokens, self.new_cache()
-            numbers = [held.pages.add()[0] for _ in rows]
-        else:
-            numbers = cache.numbers
-        step = self.plan(held, list(zip(numbers, rows, strict=True)))
-        return self.run(step, held)
-
-    def select(self, cache: Rows, rows: np.ndarray) -> None:
-        rows = np.asarray(rows, dtype=np.int64)
-        if cache.cache is None:
-            cache.tokens = [cache.tokens[row] for row in rows]
-            cache.numbers = list(range(len(rows)))
-            return
-        pages, now = cache.cache.pages, list[int]()
-        for row in rows:
-            number = cache.numbers[row]
-            now.append(pages.fork(number) if number in now else number)
-        for number in set(cache.numbers).difference(now):
-            pages.release(number)
-        cache.numbers = now
+            logits = self._forward(step, cache).numpy()[:, : self.vocab_size]
+        return np.require(logits, requirements=["C", "W"])
 
     def _forward(self, step: Step, cache: Cache) -> flow.Tensor:
         place, device = self._place, self._device
@@ -250,9 +196,9 @@ class StepModel:
         arrays: list[np.ndarray | None] = [step.tables, step.sequences, step.positions]
         arrays.append(step.copies if len(step.copies) else None)
         arrays += self._angles(step) or (None, None)
-        pages = Pages(*(None if a is None else flow.tensor(a, device=device) for a in arrays))
+        places = [None if a is None else flow.tensor(a, device=device) for a in arrays]
         for layer, pair in zip(self._layers, cache.tensors, strict=True):
-            x = layer(x, *pair, pages)
+            x = layer(x, *pair, places)
         if not place.is_last_stage:
             place.to_next_stage(x)
         nothing = flow.empty(len(step.last), sum(self._rows), dtype=x.dtype, device=device)
@@ -263,15 +209,3 @@ class StepModel:
         if len(step.last) < len(step.ids):
             x = flow._C.gather(x, flow.tensor(step.last, device=device), axis=0)
         return place.share(place.join(self._head(x, norm=self._norm), self._rows))
-
-    def _check(self, ids: np.ndarray, positions: np.ndarray) -> None:
-        for name, values, limit, what in (
-            ("token", ids, self.vocab_size, "the vocabulary has"),
-            ("position", positions, self.max_positions, "the model has"),
-        ):
-            if values.size and not 0 <= int(values.min()) <= int(values.max()) < limit:
-                worst = int(values.max()) if values.max() >= limit else int(values.min())
-                raise UserError(
-                    f"{name} {worst} does not exist: {what} {limit} {name}s"
-                    + (": shorten the prompt or ask for fewer tokens" if name[0] == "p" else "")
-                )

@@ -14,7 +14,6 @@ const key = keyLabel.querySelector("input");
 const settings = [...form.querySelectorAll(".settings input")];
 
 let running = null;
-let countdown = null;
 
 const REASONS = {
   time: "The time for one request is over; this is what there was.",
@@ -32,8 +31,8 @@ const BROKEN = "The server stopped in the middle of an answer.";
 // So many requests are kept, with their prompts, settings and texts.
 const MOST_KEPT = 30;
 
-/** Why there is no answer, and in how many seconds a new try makes sense, if it does. */
-const failure = (message, wait) => Object.assign(new Error(message), { wait });
+/** Why there is no answer, and whether a new try makes sense. */
+const failure = (message, mayPass) => Object.assign(new Error(message), { mayPass });
 
 async function refusal(response) {
   const code = response.status;
@@ -49,7 +48,7 @@ async function refusal(response) {
   const again = code >= 500 || code === 408 || code === 429;
   return failure(
     code in ADVICE ? `${message.replace(/\.$/, "")}. ${ADVICE[code]}` : message,
-    again ? Number(response.headers.get("Retry-After")) || 0 : undefined,
+    again,
   );
 }
 
@@ -63,24 +62,13 @@ async function ask(path, { headers, ...options } = {}) {
 
 /** Says what went wrong, and offers `again` where that makes sense. */
 function fail(problem, again) {
-  const { message, wait } = problem instanceof TypeError ? failure(LOST, 0) : problem;
-  error.textContent = message;
-  retry.hidden = wait === undefined;
+  const known = problem instanceof TypeError ? failure(LOST, true) : problem;
+  error.textContent = known.message;
+  retry.hidden = !known.mayPass;
   retry.onclick = again;
-  const due = Date.now() + 1000 * wait;
-  const tick = () => {
-    const left = Math.ceil((due - Date.now()) / 1000);
-    retry.disabled = left > 0;
-    retry.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
-    if (!retry.disabled) clearInterval(countdown);
-  };
-  clearInterval(countdown);
-  countdown = setInterval(tick, 200);
-  tick();
 }
 
 function forgive() {
-  clearInterval(countdown);
   error.textContent = "";
   hide(retry, prompt);
 }
@@ -215,7 +203,7 @@ function show(event, given) {
     status.textContent = reason
       ?? `${count} ${results.dataset.text}${count === 1 ? "" : "s"} in ${event.seconds.toFixed(1)} s.`;
   } else {
-    throw failure(event.error, event.kind === "refused" ? undefined : 0);
+    throw failure(event.error, event.kind !== "refused");
   }
 }
 
@@ -229,7 +217,7 @@ async function* lines(stream) {
     rest = parts.pop();
     yield* parts;
   }
-  if (rest !== "") throw failure(BROKEN, 0);
+  if (rest !== "") throw failure(BROKEN, true);
 }
 
 async function generate() {
@@ -253,7 +241,7 @@ async function generate() {
       last = event.type;
       show(event, body.prompt);
     }
-    if (last !== "done") throw failure(BROKEN, 0);
+    if (last !== "done") throw failure(BROKEN, true);
   } catch (problem) {
     const stopped = problem.name === "AbortError";
     status.textContent = stopped ? "Stopped." : "";

@@ -14,7 +14,6 @@ from oneflow_accel.kernels.attention import (
     draw_seed,
     packed_attention,
 )
-from oneflow_accel.kernels.generation import PagedAttention
 
 import numpy as np
 import oneflow as flow
@@ -29,7 +28,7 @@ from libai.layers import (
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.models.decoder import DecoderLayer, LocalEmbedding, LocalLayers
+from libai_projects.models.decoder import LinearLayer, LocalLayers, embedded
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.options import ACTIVATIONS, GPT2Options
 from libai_projects.models.layers import (
@@ -47,6 +46,7 @@ from libai_projects.models.layers import (
     split_heads,
     without_padding,
 )
+from libai_projects.models.processes import local
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV, QKV_PARTS
@@ -221,6 +221,14 @@ class GPT2Model(nn.Module):
         for name, array in initial_weights(GPT2, vars(cfg), flow.initial_seed()):
             set_value(parameters[name.removeprefix(GPT2.prefix)], array)
 
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.transformer.layers
+
+    @property
+    def norm(self) -> nn.Module:
+        return self.transformer.layernorm_f
+
     def head_weight(self) -> flow.Tensor:
         """(vocab_size, hidden), what makes logits of the last norm's output."""
         tied = self.options.tie_word_embeddings
@@ -284,43 +292,26 @@ class GPT2StepModel(StepModel):
 
     def __init__(self, model: GPT2ForPreTraining | GPT2Model, **dtypes: Any) -> None:
         gpt = model.GPT_model if isinstance(model, GPT2ForPreTraining) else model
-        self._options = options = gpt.options
-        super().__init__(
-            blocks=gpt.transformer.layers,
-            norm=gpt.transformer.layernorm_f,
-            head=gpt.head_weight(),
-            options=options,
-            key_heads=options.num_attention_heads,
-            head_size=options.head_size,
-            **dtypes,
-        )
-        self._tokens = LocalEmbedding(gpt.embeddings.token_embeddings.weight, self._place)
-        self._positions = LocalEmbedding(gpt.embeddings.position_embeddings.weight)
+        super().__init__(gpt, **dtypes)
+        self._tokens = local(gpt.embeddings.token_embeddings.weight)
+        self._positions = local(gpt.embeddings.position_embeddings.weight)
 
     def _embed(self, ids: np.ndarray, positions: np.ndarray) -> flow.Tensor:
-        return self._tokens(ids) + self._positions(positions)
+        return embedded(self._tokens, ids) + embedded(self._positions, positions)
 
-    def _layer(self, block: Block, local: LocalLayers) -> DecoderLayer:
+    def _products(self, block: Block, make: LocalLayers) -> list[LinearLayer]:
         attention, mlp, size = block.self_attention, block.mlp, self._options.head_size
-        if isinstance(attention.query_key_value, QueryKeyValue):
-            mixed = [getattr(attention.query_key_value, name) for name in QKV_PARTS]
-        else:
-            mixed = [attention.query_key_value]
-        return DecoderLayer(
-            input_norm=local.norm(block.input_layernorm),
+        mixed = [attention.query_key_value]
+        if isinstance(mixed[0], QueryKeyValue):
+            mixed = [getattr(mixed[0], name) for name in QKV_PARTS]
+
+        def by_part(x: np.ndarray) -> np.ndarray:
             # (heads, 3) to (3, heads).
-            query_key_value=local.column(
-                *mixed,
-                order=lambda x: np.concatenate(
-                    [x.reshape(-1, 3, size, *x.shape[1:])[:, i] for i in range(3)]
-                ).reshape(x.shape),
-            ),
-            dense=local.row(attention.dense),
-            post_norm=local.norm(block.post_attention_layernorm),
-            inner=local.column(mlp.dense_h_to_4h, activation=self._options.activation),
-            outer=local.row(mlp.dense_4h_to_h),
-            attention=PagedAttention(
-                heads=self._options.num_attention_heads // len(local.place.group),
-                scale=self._options.scale_of(block.layer_idx),
-            ),
-        )
+            return x.reshape(-1, 3, size, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+        return [
+            make.column(*mixed, order=by_part),
+            make.row(attention.dense),
+            make.column(mlp.dense_h_to_4h, activation=self._options.activation),
+            make.row(mlp.dense_4h_to_h),
+        ]

@@ -56,6 +56,10 @@ class GPT2Options(ModelOptions, frozen=True):
     attnproj_cfg: Any = None
 
     @property
+    def num_key_value_heads(self) -> int:
+        return self.num_attention_heads
+
+    @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_attention_heads
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from oneflow_accel.distributed import set_value
 from oneflow_accel.kernels.attention import draw_seed, scaled_dot_product_attention
-from oneflow_accel.kernels.generation import PagedAttention
 from oneflow_accel.kernels.loss import linear_cross_entropy, linear_cross_entropy_mean
 from oneflow_accel.kernels.transformer import add_rms_norm, rms_norm, rope, swiglu
 
@@ -28,7 +27,7 @@ from libai.layers import (
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.models.decoder import DecoderLayer, LocalEmbedding, LocalLayers
+from libai_projects.models.decoder import LinearLayer, LocalLayers, embedded
 from libai_projects.models.layers import (
     Head,
     Pair,
@@ -42,6 +41,7 @@ from libai_projects.models.layers import (
 from libai_projects.models.llama import options as model_options
 from libai_projects.models.llama.options import LlamaOptions
 from libai_projects.models.pages import Step
+from libai_projects.models.processes import local
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.llama import LLAMA
 from libai_projects.weights.table import initial_weights
@@ -136,6 +136,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         hidden, size, bias = options.hidden_size, options.head_size, options.attention_bias
         self.head_size, self.interleaved = size, options.rope_interleaved
+        self.scale = 1.0 / math.sqrt(size)
         self.time_axis = 0 if options.sequence_first else 1
         self.sbp = _split(options)
         queries, keys = options.num_attention_heads * size, options.num_key_value_heads * size
@@ -386,47 +387,27 @@ class LlamaStepModel(StepModel):
 
     def __init__(self, model: LlamaForPreTraining | LlamaModel, **dtypes: Any) -> None:
         llama = model.llama if isinstance(model, LlamaForPreTraining) else model
-        self._options = options = llama.options
-        self._rotary = llama.rotary
-        self.shares_prefixes = not llama.rotary.varies(options.max_seq_length)
-        self._table: tuple[np.ndarray, np.ndarray] | None = None
-        super().__init__(
-            blocks=llama.layers,
-            norm=llama.norm,
-            head=llama.head_weight(),
-            options=options,
-            key_heads=options.num_key_value_heads,
-            head_size=options.head_size,
-            **dtypes,
-        )
-        self._tokens = LocalEmbedding(llama.token_embeddings.weight, self._place)
+        self._rotary, longest = llama.rotary, llama.options.max_seq_length
+        self.shares_prefixes = not self._rotary.varies(longest)
+        # Up to the length from which on angles depend on it.
+        settled = longest if self.shares_prefixes else self._rotary.original
+        self._table = self._rotary.tables(settled)
+        super().__init__(llama, **dtypes)
+        self._tokens = local(llama.token_embeddings.weight)
 
     def _embed(self, ids: np.ndarray, positions: np.ndarray) -> flow.Tensor:
-        return self._tokens(ids)
+        return embedded(self._tokens, ids)
 
-    def _layer(self, block: Block, local: LocalLayers) -> DecoderLayer:
+    def _products(self, block: Block, make: LocalLayers) -> list[LinearLayer]:
         attention, mlp = block.self_attention, block.mlp
-        return DecoderLayer(
-            input_norm=local.norm(block.input_layernorm),
-            query_key_value=local.column(attention.q_proj, attention.k_proj, attention.v_proj),
-            dense=local.row(attention.o_proj),
-            post_norm=local.norm(block.post_attention_layernorm),
-            inner=local.column(mlp.gate_proj, mlp.up_proj, gate=True),
-            outer=local.row(mlp.down_proj),
-            attention=PagedAttention(
-                heads=self._options.num_attention_heads // len(local.place.group),
-                scale=1.0 / math.sqrt(self._options.head_size),
-                interleaved=self._options.rope_interleaved,
-            ),
-        )
+        return [
+            make.column(attention.q_proj, attention.k_proj, attention.v_proj),
+            make.row(attention.o_proj),
+            make.column(mlp.gate_proj, mlp.up_proj, gate=True),
+            make.row(mlp.down_proj),
+        ]
 
     def _angles(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
-        if self._table is None:
-            # Up to the length from which on they depend on it.
-            longest = self.max_positions
-            self._table = self._rotary.tables(
-                longest if self.shares_prefixes else self._rotary.original
-            )
         places = np.minimum(step.positions, len(self._table[0]) - 1)
         cosines, sines = (table[places] for table in self._table)
         for row in () if self.shares_prefixes else range(len(step.tables)):

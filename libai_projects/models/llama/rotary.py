@@ -80,10 +80,17 @@ class Rotary:
                 near = nearest(key, known)
                 hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(known)}"
                 raise UserError(f"rope_scaling of type {kind!r} has no {key}{hint}")
-            if key in _LISTS:
-                given[key] = _numbers(key, value, head_size // 2)
-            elif not _is_positive(value):
-                raise UserError(f"rope_scaling.{key} is {value!r}; expected a number above 0")
+            count = head_size // 2 if key in _LISTS else 1
+            several = isinstance(value, Sequence) and not isinstance(value, str)
+            numbers = list(value) if several else [value]
+            if (
+                several != (key in _LISTS)
+                or len(numbers) != count
+                or not all(map(_is_positive, numbers))
+            ):
+                wanted = f"{count} numbers" if key in _LISTS else "a number"
+                raise UserError(f"rope_scaling.{key} is {value!r:.80}; expected {wanted} above 0")
+            given[key] = tuple(map(float, numbers)) if several else value
         if not theta > 0:
             raise UserError(f"rope_theta is {theta!r}; expected a number above 0")
         if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
@@ -162,21 +169,9 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _numbers(key: str, value: Any, count: int) -> tuple[float, ...]:
-    """A list of `rope_scaling`; a UserError where it is not of so many numbers above 0."""
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    if not listed or len(value) != count or not all(map(_is_positive, value)):
-        raise UserError(
-            f"rope_scaling.{key} is {value!r:.80}; expected {count} numbers above 0, one for each "
-            "pair of a head's numbers"
-        )
-    return tuple(map(float, value))
-
-
 def _attention_factor(kind: str, factor: float, original: int) -> float:
     """What both papers found to be best."""
-    if factor <= 1:
-        return 1.0
+    factor = max(factor, 1.0)
     if kind == "yarn":
         return 0.1 * math.log(factor) + 1.0
     return math.sqrt(1 + math.log(factor) / math.log(original))

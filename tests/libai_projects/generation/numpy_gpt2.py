@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 from oneflow_accel import machine
 
 import numpy as np
 
-
-@dataclass
-class _Cache:
-    use_cache: bool
-    ids: np.ndarray
-    positions: np.ndarray
-    keys_values: list[tuple[np.ndarray, np.ndarray]]
+from libai_projects.models.pages import PagedCache, Step
+from libai_projects.models.step_model import StepModel
 
 
 class NumpyGPT2:
-    """A StepModel from a state dict with the names of Hugging Face's GPT-2.
+    """A StepModel from a state dict with the names of Hugging Face's GPT-2; `steps` has (rows, most
+    tokens of a row) of each call of `run`."""
 
-    `extra_columns` of logits beyond the vocabulary are larger than all others, as padding rows of a
-    tensor-parallel embedding may be; `steps` has (rows, tokens) of each call of `step`.
-    """
+    plan = StepModel.plan
 
-    def __init__(self, weights: dict[str, np.ndarray], heads: int, extra_columns: int = 0) -> None:
+    def __init__(self, weights: dict[str, np.ndarray], heads: int) -> None:
         self._weights = {
             name.removeprefix("transformer."): np.asarray(value, dtype=np.float64)
             for name, value in weights.items()
         }
         self._heads = heads
-        self._extra_columns = extra_columns
         self._layers = 1 + max(
             int(name.split(".")[1]) for name in self._weights if name.startswith("h.")
         )
@@ -44,59 +36,41 @@ class NumpyGPT2:
     def free_memory(self) -> int | None:
         return machine.free_memory()
 
-    def start(self, batch_size: int, use_cache: bool = True) -> _Cache:
-        empty = np.empty((batch_size, 0), dtype=np.int64)
-        width = self._weights["wte.weight"].shape[1] // self._heads
-        nothing = np.empty((batch_size, self._heads, 0, width))
-        return _Cache(use_cache, empty, empty, [(nothing, nothing)] * self._layers)
+    def new_cache(self, pages: int | None = None) -> SimpleNamespace:
+        shape = (self._layers, 2, 0, 64, self._weights["wte.weight"].shape[1])
+        return SimpleNamespace(pages=PagedCache(pages), written=np.zeros(shape))
 
-    def step(
-        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: Any
-    ) -> np.ndarray:
-        assert ids.dtype == positions.dtype == np.int64
-        assert ids.shape == positions.shape
-        self.steps.append(ids.shape)
-        cache.ids = np.concatenate([cache.ids, ids], axis=1)
-        cache.positions = np.concatenate([cache.positions, positions], axis=1)
-        if mask is None:
-            mask = np.ones(cache.ids.shape, dtype=bool)
-        assert mask.dtype == bool
-        assert mask.shape == cache.ids.shape
-        logits = self._forward(cache, ids.shape[1], mask)
-        extra = np.full((len(ids), self._extra_columns), 1e6)
-        return np.concatenate([logits, extra], axis=1).astype(np.float32)
-
-    def select(self, cache: Any, rows: np.ndarray) -> None:
-        cache.ids, cache.positions = cache.ids[rows], cache.positions[rows]
-        cache.keys_values = [(keys[rows], values[rows]) for keys, values in cache.keys_values]
-
-    def _forward(self, cache: _Cache, new: int, mask: np.ndarray) -> np.ndarray:
-        weights = self._weights
-        width = cache.ids.shape[1]
-        start = width - new if cache.use_cache else 0
-        ids, positions = cache.ids[:, start:], cache.positions[:, start:]
-        seen = np.tril(np.ones((width, width), dtype=bool))[start:]
-        allowed = mask[:, None, None, :] & seen
-        hidden = weights["wte.weight"][ids] + weights["wpe.weight"][positions]
+    def run(self, step: Step, cache: SimpleNamespace) -> np.ndarray:
+        self.steps.append((len(step.tables), int(np.bincount(step.sequences).max())))
+        weights, places, old = self._weights, step.positions, cache.written
+        more = cache.pages.pages - old.shape[2]
+        written = np.pad(old, [(0, 0), (0, 0), (0, more), (0, 0), (0, 0)]) if more else old
+        cache.written = written
+        for origin, copy in step.copies:
+            written[:, :, copy] = written[:, :, origin]
+        # Of each token: the pages and places in them of all up to the last one of any.
+        slots, page = np.arange(places.max() + 1), step.tables[step.sequences, places // 64]
+        held = step.tables[step.sequences][:, slots // 64]
+        hidden = weights["wte.weight"][step.ids] + weights["wpe.weight"][places]
         for layer in range(self._layers):
             prefix = f"h.{layer}"
-            normed = self._norm(hidden, f"{prefix}.ln_1")
-            mixed = self._linear(normed, f"{prefix}.attn.c_attn")
-            query, key, value = (self._split(part) for part in np.split(mixed, 3, axis=-1))
-            if cache.use_cache:
-                key, value = (
-                    np.concatenate(pair, axis=2)
-                    for pair in zip(cache.keys_values[layer], (key, value), strict=True)
-                )
-                cache.keys_values[layer] = (key, value)
-            scores = query @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
-            weight = np.exp(np.where(allowed, scores, -1e30) - scores.max(-1, keepdims=True))
-            weight /= np.maximum(weight.sum(-1, keepdims=True), 1e-300)  # padding sees nothing
-            joined = (weight @ value).swapaxes(1, 2).reshape(hidden.shape)
-            hidden = hidden + self._linear(joined, f"{prefix}.attn.c_proj")
+            mixed = self._linear(self._norm(hidden, f"{prefix}.ln_1"), f"{prefix}.attn.c_attn")
+            query, *pair = np.split(mixed, 3, axis=-1)
+            written[layer][:, page, places % 64] = pair
+            query, keys, values = (
+                x.reshape(*x.shape[:-1], self._heads, -1)
+                for x in (query, *written[layer][:, held, slots % 64])
+            )
+            scores = np.einsum("thi,tnhi->thn", query, keys) / math.sqrt(query.shape[-1])
+            scores = np.where(slots <= places[:, None, None], scores, -np.inf)
+            weight = np.exp(scores - scores.max(-1, keepdims=True))
+            weight /= weight.sum(-1, keepdims=True)
+            context = np.einsum("thn,tnhi->thi", weight, values).reshape(hidden.shape)
+            hidden = hidden + self._linear(context, f"{prefix}.attn.c_proj")
             wide = self._linear(self._norm(hidden, f"{prefix}.ln_2"), f"{prefix}.mlp.c_fc")
             hidden = hidden + self._linear(_gelu(wide), f"{prefix}.mlp.c_proj")
-        return self._product(self._norm(hidden[:, -1], "ln_f"), weights["wte.weight"])
+        logits = self._product(self._norm(hidden[step.last], "ln_f"), weights["wte.weight"])
+        return logits.astype(np.float32)
 
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
         centered = x - x.mean(-1, keepdims=True)
@@ -108,9 +82,6 @@ class NumpyGPT2:
 
     def _product(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         return x @ weight.T
-
-    def _split(self, x: np.ndarray) -> np.ndarray:
-        return x.reshape(*x.shape[:2], self._heads, -1).swapaxes(1, 2)
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:

@@ -120,7 +120,10 @@ def test_a_length_penalty_ranks_at_its_bounds() -> None:
 def test_scores_that_leave_nothing_are_a_sentence(
     model: NumpyGPT2, monkeypatch: pytest.MonkeyPatch, bad: float, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(model, "step", lambda ids, *_: np.full((len(ids), model.vocab_size), bad))
+    def run(step: Any, _cache: Any) -> np.ndarray:
+        return np.full((len(step.last), model.vocab_size), bad, np.float32)
+
+    monkeypatch.setattr(model, "run", run)
     with np.errstate(invalid="ignore"):
         found = GenerationOptions.from_config(DEFAULTS, **options)
         with pytest.raises(UserError, match="no token to choose"):

@@ -67,19 +67,6 @@ def test_same_tokens_without_a_cache(name: str, model: NumpyGPT2, golden: dict) 
     assert generate(model, case["prompts"], options.replace(use_cache=False)) == cached
 
 
-@pytest.mark.parametrize("name", ["greedy: no end", "beams: 4"])
-def test_columns_beyond_the_vocabulary_are_never_chosen(
-    name: str, model: NumpyGPT2, golden: dict
-) -> None:
-    case = next(case for case in golden["cases"] if case["name"] == name)
-    options = options_of(case, golden)
-    padded = NumpyGPT2(model._weights, 4, extra_columns=31)
-    expected = generate(model, case["prompts"], options)
-    assert generate(padded, case["prompts"], options) == expected
-    drawn = generate(padded, case["prompts"], GenerationOptions(do_sample=True, max_new_tokens=20))
-    assert max(max(one.tokens) for one in drawn.sequences) < model.vocab_size
-
-
 @pytest.mark.skipif(not TRAINED.exists(), reason="no shared data")
 def test_greedy_continuations_of_a_trained_model() -> None:
     model = NumpyGPT2(load_file(TRAINED / "model.safetensors"), heads=4)

@@ -3,69 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from libai_projects.models.pages import NoPagesError, PagedCache
+from libai_projects.models.pages import PagedCache
 
 
 def pages_of(cache: PagedCache, number: int) -> list[int]:
     return [page for page in cache.tables([number])[0].tolist() if page >= 0]
-
-
-def test_a_sequence_has_pages_for_its_tokens() -> None:
-    cache = PagedCache(4)
-    number, known = cache.add()
-    assert (known, cache.length(number), pages_of(cache, number)) == (0, 0, [])
-    for count, pages in ((64, 1), (1, 2), (63, 2), (65, 4)):
-        cache.extend(number, count)
-        assert len(set(pages_of(cache, number))) == pages
-        assert cache.free == 4 - pages
-    with pytest.raises(NoPagesError, match="0 of 4 pages left and a sequence needs 1"):
-        cache.extend(number, 64)
-    assert cache.length(number) == 193
-    other, _ = cache.add()
-    assert cache.tables([other, number]).tolist()[0] == [-1] * 4
-    cache.release(number)
-    assert cache.free == 4
-
-
-def test_without_a_capacity_pages_are_made() -> None:
-    cache = PagedCache()
-    number, _ = cache.add()
-    cache.extend(number, 6400)
-    assert cache.pages == 100
-    cache.release(number)
-    cache.extend(cache.add()[0], 640)
-    assert cache.pages == 100
-
-
-def test_a_copy_gets_pages_of_its_own_when_it_is_written_to() -> None:
-    cache = PagedCache(5)
-    first, _ = cache.add()
-    cache.extend(first, 100)
-    second, third = cache.fork(first), cache.fork(first)
-    assert pages_of(cache, first) == pages_of(cache, second)
-    assert cache.free == 3
-    before = pages_of(cache, first)
-    assert cache.pages_needed(dict.fromkeys((first, second, third), 1)) == 2
-    for number in (second, third):
-        assert cache.pages_needed({number: 1}) == 1
-        cache.extend(number, 1)
-    # Who is left alone with a page keeps it.
-    assert cache.pages_needed({first: 1}) == 0
-    cache.extend(first, 1)
-    assert pages_of(cache, first) == before
-    copied = [pages_of(cache, number)[1] for number in (second, third)]
-    assert len({before[1], *copied}) == 3
-    assert cache.take_copies().tolist() == [[before[1], page] for page in copied]
-    assert cache.take_copies().shape == (0, 2)
-    # A page that is full is never written to again.
-    whole, _ = cache.add()
-    cache.extend(whole, 64)
-    cache.fork(whole)
-    with pytest.raises(NoPagesError):
-        cache.extend(whole, 1)
-    assert not cache.take_copies().size
 
 
 def test_equal_beginnings_share_whole_pages() -> None:
@@ -89,25 +32,6 @@ def test_equal_beginnings_share_whole_pages() -> None:
         assert pages_of(cache, number) == pages_of(cache, first)[: known // 64]
         cache.release(number)
     assert cache.add(tokens)[1] == 0
-
-
-def test_what_is_remembered_stays_until_the_room_is_needed() -> None:
-    tokens = list(range(128))
-    cache = PagedCache(3)
-    first, _ = cache.add()
-    cache.extend(first, 128)
-    cache.remember(first, tokens)
-    pages = pages_of(cache, first)
-    cache.release(first)
-    assert cache.free == 3
-    again, known = cache.add([*tokens, 1], share=True)
-    assert (known, pages_of(cache, again), cache.free) == (128, pages, 1)
-    cache.release(again)
-    # The unused page first, then the end of what is remembered.
-    other, _ = cache.add()
-    cache.extend(other, 128)
-    assert pages[0] not in pages_of(cache, other)
-    assert cache.add([*tokens, 1], share=True)[1] == 64
 
 
 def test_random_use_loses_no_page_and_gives_none_to_two() -> None:
@@ -134,11 +58,9 @@ def test_random_use_loses_no_page_and_gives_none_to_two() -> None:
                 new = [int(rng.random() < 0.2)] * int(rng.integers(1, 70))
                 before = cache.free
                 needed = cache.pages_needed({number: len(new)})
-                try:
-                    cache.extend(number, len(new))
-                except NoPagesError:
-                    assert before < needed
+                if needed > before:
                     continue
+                cache.extend(number, len(new))
                 assert cache.free == before - needed
                 for origin, copy in cache.take_copies().tolist():
                     contents[copy] = dict(contents[origin])

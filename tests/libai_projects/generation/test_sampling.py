@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from libai_projects.generation import GenerationOptions, generate
+from libai_projects.generation.interface import ModelState
 from libai_projects.generation.processors import (
     Candidates,
     ScoreChain,
@@ -83,7 +86,7 @@ def test_the_whole_way_follows_the_warped_distribution(model: NumpyGPT2) -> None
         do_sample=True, max_new_tokens=1, temperature=1.5, top_k=30, top_p=0.9, seed=7
     )
     tokens = [row[0] for row in new_tokens(model, [[1, 2, 3]] * 4000, options)]
-    logits = model.step(np.array([[1, 2, 3]]), np.array([[0, 1, 2]]), None, model.start(1))[0]
+    logits = ModelState(model, 1).read([[1, 2, 3]])[0]
     order = np.argsort(-logits)[:30]
     weights = np.exp(logits[order].astype(np.float64) / 1.5)
     weights /= weights.sum()
@@ -139,8 +142,8 @@ def test_rounding_of_another_layout_changes_nothing(model: NumpyGPT2) -> None:
     """Tensor and pipeline parallelism change logits in the last digits."""
 
     class Rounded(NumpyGPT2):
-        def step(self, *arguments: object) -> np.ndarray:
-            logits = super().step(*arguments)
+        def run(self, *arguments: Any) -> np.ndarray:
+            logits = super().run(*arguments)
             return logits + np.random.default_rng(0).uniform(-1e-6, 1e-6, logits.shape)
 
     other = Rounded(model._weights, tiny_gpt2.HEADS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from oneflow_accel.errors import UserError
 
@@ -163,8 +164,8 @@ def test_a_prefix_function_that_allows_nothing(model: NumpyGPT2) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_damaged_logits(model: NumpyGPT2, sampling: dict, bad: float) -> None:
     class Damaged(NumpyGPT2):
-        def step(self, *arguments: object) -> np.ndarray:
-            logits = super().step(*arguments)
+        def run(self, *arguments: Any) -> np.ndarray:
+            logits = super().run(*arguments)
             logits[0, 5] = bad
             return logits
 
@@ -176,8 +177,8 @@ def test_damaged_logits(model: NumpyGPT2, sampling: dict, bad: float) -> None:
 
 def test_invalid_values_removed(model: NumpyGPT2) -> None:
     class Damaged(NumpyGPT2):
-        def step(self, *arguments: object) -> np.ndarray:
-            logits = super().step(*arguments)
+        def run(self, *arguments: Any) -> np.ndarray:
+            logits = super().run(*arguments)
             logits[:, 5], logits[:, 6] = np.nan, np.inf
             return logits
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +37,6 @@ def test_frequencies_are_transformers(name: str) -> None:
     # config.json says it again, and a config of LiBai's has lists of its own kind.
     settings = OmegaConf.create(json.loads(json.dumps(rotary.settings())))
     assert Rotary.of(SIZE, theta, settings, POSITIONS) == rotary
-
-
-def test_yarn_keeps_what_turns_often_and_divides_what_does_not() -> None:
-    rotary = Rotary.of(64, 1e4, {"type": "yarn", "factor": 8.0, "finetuned": True}, 2048)
-    plain = Rotary(64).frequencies(1)
-    ratio = plain / rotary.frequencies(1)
-    turns = 2048 * plain / (2 * math.pi)
-    np.testing.assert_allclose(ratio[turns > 40], 1)
-    np.testing.assert_allclose(ratio[turns < 0.7], 8)
-    assert (np.diff(ratio) >= -1e-9).all()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import oneflow as flow
 import pytest
 from libai.utils.registry import locate
 
+from libai_projects.generation.interface import ModelState
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from tests.launch import run_process
@@ -60,9 +61,7 @@ def test_relu_scores_by_layer_and_a_head_of_its_own(fusions: dict[str, bool]) ->
     expected = reference_gpt2.forward(state, IDS, SHAPE.heads, gelu="relu", by_layer=True)
     assert_close(logits(model, IDS), expected, reduced=SHAPE.width)
     # Generation reads the same options.
-    steps = GPT2StepModel(model)
-    positions = np.broadcast_to(np.arange(IDS.shape[1]), IDS.shape)
-    found = steps.step(IDS, positions, None, steps.start(len(IDS)))
+    found = ModelState(GPT2StepModel(model), len(IDS)).read(IDS)
     assert_close(found, expected[:, -1], reduced=SHAPE.width)
 
 

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from libai_projects import weights
 from libai_projects.command.checks import Layout, check_model
+from libai_projects.generation.interface import ModelState
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from libai_projects.weights import monarch
@@ -76,12 +77,10 @@ def test_the_erf_form_with_the_bias_apart(fused: bool) -> None:
 @pytest.mark.parametrize("options", [MONARCH, ONE_OF_TWO, BLOCKS], ids=str)
 def test_single_steps_are_the_references(options: dict[str, Any]) -> None:
     model, reference = build(**options)
-    stepper = GPT2StepModel(model)
     expected = reference_gpt2.forward(reference, IDS, SHAPE.heads)
-    positions = np.broadcast_to(np.arange(IDS.shape[1]), IDS.shape)
-    cache, begin = stepper.start(len(IDS)), 0
+    state, begin = ModelState(GPT2StepModel(model), len(IDS)), 0
     for end in (7, 8, 9, 21):
-        found = stepper.step(IDS[:, begin:end], positions[:, begin:end], None, cache)
+        found = state.read(IDS[:, begin:end])
         assert_close(found, expected[:, end - 1], reduced=SHAPE.width)
         begin = end
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from libai_projects.generation.interface import ModelState
 from libai_projects.models.gpt2.model import GPT2StepModel
-from libai_projects.models.pages import NoPagesError
 from tests.launch import REPOSITORY
 from tests.libai_projects import reference_gpt2
 from tests.libai_projects.generation.numpy_gpt2 import NumpyGPT2
@@ -25,7 +24,6 @@ from tests.tolerances import assert_close
 SHAPE = Shape()
 STATE = reference_gpt2.random_state(SHAPE)
 IDS = np.random.default_rng(1).integers(0, SHAPE.vocabulary, (3, 16))
-POSITIONS = np.broadcast_to(np.arange(16), IDS.shape)
 EXPECTED = reference_gpt2.forward(STATE, IDS, SHAPE.heads)
 
 
@@ -36,9 +34,9 @@ def stepper() -> GPT2StepModel:
 
 def steps(model: Any, ends: tuple[int, ...], use_cache: bool = True) -> np.ndarray:
     """The logits at the end of each step, (steps, 3, vocabulary)."""
-    cache, begin, found = model.start(3, use_cache), 0, []
+    state, begin, found = ModelState(model, 3, use_cache), 0, []
     for end in ends:
-        found.append(model.step(IDS[:, begin:end], POSITIONS[:, begin:end], None, cache))
+        found.append(state.read(IDS[:, begin:end]))
         begin = end
     return np.stack(found)
 
@@ -52,21 +50,6 @@ def test_steps_are_the_references(
     assert found.dtype == np.float32
     expected = EXPECTED[:, np.array(ends) - 1].swapaxes(0, 1)
     assert_close(found, expected, reduced=SHAPE.width)
-
-
-@pytest.mark.parametrize(
-    ("weights", "keys", "most"),
-    [("float32", "bfloat16", 0.03), ("bfloat16", None, 0.06), ("int8", None, 0.12)],
-)
-def test_fewer_bits_are_close(weights: str, keys: str | None, most: float) -> None:
-    """`most` in units of the logits' standard deviation, of a few roundings of 8 bits."""
-    dtypes = {"weights_dtype": weights, "cache_dtype": keys}
-    model = GPT2StepModel(make(STATE, SHAPE), **dtypes)
-    ends = (7, 8, 9, 16)
-    error = steps(model, ends) - EXPECTED[:, np.array(ends) - 1].swapaxes(0, 1)
-    assert 1e-4 < abs(error).max() / EXPECTED.std() < most
-    # Two layers of two bytes: keys and values of four heads of 16.
-    assert (model.bytes_per_token, model.page_bytes) == (2 * 2 * 128, 64 * 2 * 2 * 128)
 
 
 class QuantisedGPT2(NumpyGPT2):
@@ -91,47 +74,30 @@ def test_int8_is_float64_of_the_same_whole_numbers() -> None:
 
 
 def test_a_step_is_the_training_model(stepper: GPT2StepModel) -> None:
-    found = stepper.step(IDS, POSITIONS, None, stepper.start(3))
+    found = ModelState(stepper, 3).read(IDS)
     assert_close(found, logits(make(STATE, SHAPE), IDS)[:, -1], reduced=SHAPE.width)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_a_padded_batch_is_its_single_prompts(stepper: GPT2StepModel, use_cache: bool) -> None:
-    model, lengths = stepper, (10, 4, 7)
-    mask = np.arange(16) >= 10 - np.array(lengths)[:, None]
-    # Nothing that stands for padding matters, not even a token that does not exist.
-    ids = np.where(mask, IDS, 10**6)
-    positions = np.where(mask, np.cumsum(mask, 1) - 1, -1)
-    batch = model.start(3, use_cache)
-    singles = [model.start(1) for _ in lengths]
-    begin = 0
-    for end in (10, 11, 12, 14, 16):
-        found = model.step(ids[:, begin:end], positions[:, begin:end], mask[:, :end], batch)
-        for row, cache in enumerate(singles):
-            seen = mask[row, begin:end]
-            part = ids[row : row + 1, begin:end][:, seen]
-            place = positions[row : row + 1, begin:end][:, seen]
-            single = model.step(part, place, None, cache)
-            assert_close(found[row : row + 1], single, reduced=SHAPE.width)
-        begin = end
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_rows_are_dropped_repeated_and_reordered(stepper: GPT2StepModel, use_cache: bool) -> None:
-    cache = stepper.start(3, use_cache)
-    stepper.step(IDS[:, :9], POSITIONS[:, :9], None, cache)
-    rows = np.array([2, 0, 0, 2])
-    stepper.select(cache, rows)
-    found = stepper.step(IDS[rows, 9:10], POSITIONS[rows, 9:10], None, cache)
-    assert_close(found, EXPECTED[rows, 9], reduced=SHAPE.width)
-    stepper.select(cache, np.array([1]))
-    found = stepper.step(IDS[:1, 10:11], POSITIONS[:1, 10:11], None, cache)
-    assert_close(found, EXPECTED[:1, 10], reduced=SHAPE.width)
+def test_rows_of_several_lengths_are_dropped_repeated_and_reordered(
+    stepper: GPT2StepModel, use_cache: bool
+) -> None:
+    state, ends = ModelState(stepper, 3, use_cache), np.array([9, 4, 7])
+    found = state.read([row[:end] for row, end in zip(IDS, ends, strict=True)])
+    assert_close(found, EXPECTED[range(3), ends - 1], reduced=SHAPE.width)
+    rows = np.array([2, 0, 1, 0, 2])
+    state.select(rows)
+    for more in (0, 1):
+        found = state.read(IDS[rows, ends[rows] + more][:, None])
+        assert_close(found, EXPECTED[rows, ends[rows] + more], reduced=SHAPE.width)
+    state.select([3])
+    found = state.read(IDS[:1, 11:16])
+    assert_close(found, EXPECTED[:1, 15], reduced=SHAPE.width)
 
 
 def test_the_padding_of_the_vocabulary_is_not_in_the_logits(stepper: GPT2StepModel) -> None:
     assert (stepper.vocab_size, stepper.max_positions) == (SHAPE.vocabulary, SHAPE.positions)
-    found = stepper.step(IDS, POSITIONS, None, stepper.start(3))
+    found = ModelState(stepper, 3).read(IDS)
     assert found.shape == (3, SHAPE.vocabulary)
 
 
@@ -146,44 +112,17 @@ def test_a_trained_model_continues_as_transformers_does(weights_dtype: str) -> N
     state = load_file(Path(folder) / "model.safetensors")
     model = GPT2StepModel(make(state, shape), weights_dtype=weights_dtype)
     for prompt, expected in zip(golden["input_ids"], golden["greedy_ids"], strict=True):
-        ids, cache, begin = list(prompt), model.start(1), 0
+        ids, state, begin = list(prompt), ModelState(model, 1), 0
         while len(ids) < len(expected):
-            new = np.array([ids[begin:]])
-            found = model.step(new, np.arange(begin, len(ids))[None], None, cache)
-            begin = len(ids)
+            found, begin = state.read([ids[begin:]]), len(ids)
             ids.append(int(found[0].argmax()))
         assert ids == expected
-
-
-@pytest.mark.parametrize(
-    ("ids", "positions", "text"),
-    [
-        ([[96]], [[0]], "token 96 does not exist: the vocabulary has 96 tokens"),
-        ([[-1]], [[0]], "token -1 does not exist"),
-        ([[0]], [[32]], "position 32 does not exist: the model has 32 positions: shorten"),
-    ],
-)
-def test_what_does_not_exist_is_an_error(
-    stepper: GPT2StepModel, ids: list[list[int]], positions: list[list[int]], text: str
-) -> None:
-    with pytest.raises(UserError, match=text):
-        stepper.step(np.array(ids), np.array(positions), None, stepper.start(1))
 
 
 def test_a_dtype_that_does_not_exist_is_an_error() -> None:
     for wrong in ({"weights_dtype": "float16"}, {"cache_dtype": "int8"}):
         with pytest.raises(UserError, match=r"float16.*float32, bfloat16, int8|int8.*, bfloat16$"):
             GPT2StepModel(make(STATE, SHAPE), **wrong)
-
-
-def test_shapes_that_do_not_fit_are_an_error(stepper: GPT2StepModel) -> None:
-    one = np.zeros((1, 1), dtype=np.int64)
-    with pytest.raises(ValueError, match="ids of"):
-        stepper.step(one, one, None, stepper.start(2))
-    with pytest.raises(ValueError, match="positions of"):
-        stepper.step(one, np.zeros((1, 2), dtype=np.int64), None, stepper.start(1))
-    with pytest.raises(ValueError, match="the mask of"):
-        stepper.step(one, one, np.zeros((1, 3), dtype=bool), stepper.start(1))
 
 
 def test_a_page_is_full_and_a_copy_is_written_to() -> None:
@@ -207,18 +146,9 @@ def test_a_page_is_full_and_a_copy_is_written_to() -> None:
     found = model.run(model.plan(cache, rows), cache)
     wanted = np.stack([expected[0, 139], expected[0, 130], expected[1, 99]])
     assert_close(found, wanted, reduced=shape.width)
-    with pytest.raises(NoPagesError, match="0 pages left and the next tokens need 1"):
+    with pytest.raises(UserError, match="0 pages left and the next tokens need 1"):
         model.plan(cache, [(first, ids[0, 140:141]), (second, ids[1, 100:150])])
     assert cache.pages.length(first) == 140
     cache.pages.release(copy)
     found = model.run(model.plan(cache, [(second, ids[1, 100:150])]), cache)
     assert_close(found[0], expected[1, 149], reduced=shape.width)
-
-
-def test_a_step_asks_for_the_logits_of_any_tokens(stepper: GPT2StepModel) -> None:
-    cache = stepper.new_cache()
-    step = stepper.plan(cache, [(cache.pages.add()[0], IDS[0])])
-    for last in ([3, 15], [], range(16)):
-        wanted = np.array(last, np.int64)
-        found = stepper.run(replace(step, last=wanted), cache)
-        assert_close(found, EXPECTED[0, wanted], reduced=SHAPE.width)

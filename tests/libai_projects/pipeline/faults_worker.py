@@ -1,7 +1,7 @@
 """Two ranks that run requests of which some fail on one rank or on both; started by test_faults.py.
 
-A prompt "PLACE RANKS" fails there: in `encode`, in the model's `start`, `select` or `step`, on the
-ranks that are named. Rank 0 prints the outcome of each as a line of JSON.
+A prompt "PLACE RANKS" fails there: in `encode`, at the cache's start or `select`, or in a step, on
+the ranks that are named. Rank 0 prints the outcome of each as a line of JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from oneflow_accel import distributed, watchdog
@@ -47,19 +48,23 @@ class FaultyModel(CycleModel):
         super().__init__()
         self._faults = faults
 
-    def start(self, batch_size: int, use_cache: bool = True) -> list[int]:
+    def new_cache(self, pages: int | None = None) -> SimpleNamespace:
         self._faults.check("start")
-        return super().start(batch_size, use_cache)
+        cache = super().new_cache(pages)
+        select = cache.pages.select
+
+        def faulty(numbers: list[int], rows: np.ndarray) -> list[int]:
+            self._faults.check("select")
+            return select(numbers, rows)
+
+        cache.pages.select = faulty
+        return cache
 
     def _logits(self, positions: np.ndarray) -> np.ndarray:
         if self.steps % 3 == 2:
             self._faults.check("step")
         flow.comm.barrier()
         return super()._logits(positions)
-
-    def select(self, cache: list[int], rows: np.ndarray) -> None:
-        self._faults.check("select")
-        super().select(cache, rows)
 
 
 class FaultyTokenizer(GPT2Tokenizer):

@@ -55,17 +55,6 @@ class CycleModel:
     def run(self, step: Step, cache: SimpleNamespace) -> np.ndarray:
         return self._logits(step.positions[step.last])
 
-    def start(self, batch_size: int, use_cache: bool = True) -> list[int]:
-        return [0]
-
-    def step(
-        self, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray | None, cache: list[int]
-    ) -> np.ndarray:
-        return self._logits(positions[:, -1])
-
-    def select(self, cache: list[int], rows: np.ndarray) -> None:
-        pass
-
     def _logits(self, positions: np.ndarray) -> np.ndarray:
         time.sleep(self.delay)
         self.steps += 1

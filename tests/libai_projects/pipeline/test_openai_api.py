@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,18 +28,14 @@ def client(serve: Callable) -> openai.OpenAI:
 GREEDY = {"model": "fake", "temperature": 0, "max_tokens": 12}
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_models_and_a_completion(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object) == ("fake", "model")
     assert client.models.retrieve("fake") == model
     with pytest.raises(openai.NotFoundError, match="this is 'fake'"):
         client.models.retrieve("gpt-4")
-
-
-def test_a_completion(client: openai.OpenAI) -> None:
     answer = client.completions.create(prompt="x", **GREEDY)
-    assert answer.object == "text_completion"
-    assert answer.model == "fake"
+    assert (answer.object, answer.model) == ("text_completion", "fake")
     (choice,) = answer.choices
     assert (choice.index, choice.text, choice.finish_reason) == (0, TEXT[:12], "length")
     assert choice.logprobs is None
@@ -48,8 +43,6 @@ def test_a_completion(client: openai.OpenAI) -> None:
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (1, 12, 13)
     # Sixteen tokens unless said otherwise.
     assert client.completions.create(model="fake", prompt="x").usage.completion_tokens == 16
-    echo = client.completions.create(prompt="x", echo=True, **GREEDY)
-    assert echo.choices[0].text == "x" + TEXT[:12]
 
 
 def test_prompts_of_all_kinds(client: openai.OpenAI) -> None:
@@ -59,19 +52,19 @@ def test_prompts_of_all_kinds(client: openai.OpenAI) -> None:
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
     # Each prompt counts once.
     assert (several.usage.prompt_tokens, several.usage.completion_tokens) == (3, 48)
-    assert client.completions.create(prompt=[120], **GREEDY).choices[0].text == TEXT[:12]
-    ids = client.completions.create(prompt=[[120], [120, 121]], echo=True, **GREEDY)
-    assert [choice.text for choice in ids.choices] == ["x" + TEXT[:12], "xy" + TEXT[1:13]]
+    for prompt in ([120], [[120], [120, 121]]):
+        ids = client.completions.create(prompt=prompt, **GREEDY)
+        assert [choice.text for choice in ids.choices] == [TEXT[:12], TEXT[1:13]][: len(prompt)]
 
 
 def test_n_and_seed(client: openai.OpenAI) -> None:
-    drawn = {"model": "fake", "prompt": "x", "n": 4, "max_tokens": 30, "seed": 3}
-    first, again = (client.completions.create(**drawn) for _ in range(2))
-    texts = [choice.text for choice in first.choices]
-    assert len(set(texts)) == 4
-    assert texts == [choice.text for choice in again.choices]
-    other = client.completions.create(**{**drawn, "seed": 4})
-    assert texts != [choice.text for choice in other.choices]
+    drawn = {"model": "fake", "prompt": "x", "n": 4, "max_tokens": 30}
+    first, again, other = (
+        [choice.text for choice in client.completions.create(seed=seed, **drawn).choices]
+        for seed in (3, 3, 4)
+    )
+    assert len(set(first)) == 4
+    assert first == again != other
 
 
 @pytest.mark.parametrize(
@@ -109,14 +102,6 @@ def test_logprobs(client: openai.OpenAI) -> None:
         assert len(top) == 2
         low = min(top.values())
         assert max(top.values()) - low == pytest.approx(3.5, abs=1e-4)
-    # What is drawn is among them, also where it is none of the likeliest.
-    drawn = client.completions.create(model="fake", prompt="x", logprobs=1, seed=1, max_tokens=60)
-    found = drawn.choices[0].logprobs
-    assert {len(top) for top in found.top_logprobs} == {1, 2}
-    for token, value, top in zip(
-        found.tokens, found.token_logprobs, found.top_logprobs, strict=True
-    ):
-        assert top[token] == value
 
 
 def test_a_stream(serve: Callable) -> None:
@@ -137,28 +122,15 @@ def test_a_stream(serve: Callable) -> None:
         reasons[choice.index] = choice.finish_reason
     assert texts == [choice.text for choice in whole.choices]
     assert reasons == ["length"] * 4
-    plain = list(client.completions.create(stream=True, echo=True, **{**asked, "n": 1}))
-    assert [chunk.choices[0].text for chunk in plain[:2]] == ["x", "yy"]
-    # As bytes: server-sent events.
-    with CLIENT.stream(
-        "POST", f"{client.base_url}completions", json={**asked, "stream": True}
-    ) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    assert all(line.startswith("data: {") for line in lines[:-1])
 
 
 REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": "a", "max_tokens": 257}, "at most 256", "max_tokens"),
     ({"prompt": "a", "temperature": -1}, "greater than or equal to 0", "temperature"),
-    ({"prompt": "a", "n": 3, "best_of": 4}, "must be n, which is 3", "best_of"),
-    ({"prompt": "a", "frequency_penalty": 0.5}, "not known here", "frequency_penalty"),
-    ({"prompt": "a", "logit_bias": {"5": 1}}, "not known here", "logit_bias"),
+    ({"prompt": "a", "frequency_penalty": 0.5}, "less than or equal to 0", "frequency_penalty"),
     ({"prompt": "a", "stop": list("abcde")}, "at most 4", "stop"),
     ({"prompt": "a", "logprobs": 6}, "less than or equal to 5", "logprobs"),
-    ({"prompt": "a", "echo": True, "logprobs": 1}, "leave one of the two out", "echo"),
-    ({"prompt": "a", "stream_options": {}}, "stream: true", "stream_options"),
+    ({"prompt": "a", "echo": True}, "Input should be False", "echo"),
     ({"prompt": "a", "topp": 1}, "Extra inputs", "topp"),
     ({"prompt": ["a"] * 9}, "at most 8", "n"),
     ({"prompt": "a" * 300}, "300 tokens, 256 are allowed", "prompt"),
@@ -231,24 +203,19 @@ def test_busy_and_failing_servers(serve: Callable) -> None:
 
 def test_the_key(serve: Callable) -> None:
     url = serve(key="s3cret").url
-    for key in ("wrong", "s3cret2", "S3CRET", "ö"):
-        headers = {"Authorization": f"Bearer {key}".encode()}
-        answer = CLIENT.post(f"{url}v1/completions", json={}, headers=headers)
-        assert answer.status_code == 401
-        assert answer.headers["www-authenticate"] == "Bearer"
     with pytest.raises(openai.AuthenticationError, match="Authorization: Bearer KEY") as caught:
-        ask(url, api_key="wrong").models.list()
+        ask(url, api_key="s3cret2").models.list()
     assert caught.value.code == "invalid_api_key"
     assert ask(url, api_key="s3cret").models.list().data
-    assert CLIENT.get(f"{url}metrics").status_code == 401
-    assert CLIENT.post(f"{url}api/generate", json={}).status_code == 401
-    good = {"Authorization": "Bearer s3cret"}
     body = {"prompt": "a", "max_new_tokens": 2}
-    assert CLIENT.post(f"{url}api/generate", json=body, headers=good).status_code == 200
+    for key, status in (("S3CRET", 401), ("ö", 401), ("s3cret", 200)):
+        headers = {"Authorization": f"Bearer {key}".encode()}
+        assert CLIENT.get(f"{url}metrics", headers=headers).status_code == status
+        answer = CLIENT.post(f"{url}api/generate", json=body, headers=headers)
+        assert answer.status_code == status
     # The page asks for it, and a monitor need not have it.
     assert CLIENT.get(url).status_code == 200
     assert CLIENT.get(f"{url}health").json()["needs_key"] is True
-    assert CLIENT.get(f"{serve().url}health").json()["needs_key"] is False
 
 
 def test_pages_of_other_servers(serve: Callable) -> None:
@@ -264,8 +231,6 @@ def test_pages_of_other_servers(serve: Callable) -> None:
     for url, other in ((off, origin), (on, "https://evil.example.com")):
         answer = CLIENT.post(f"{url}api/generate", json=body, headers={"Origin": other})
         assert answer.status_code == 403
-        answer = CLIENT.options(f"{url}api/generate", headers={"Origin": other, **preflight})
-        assert answer.status_code >= 400
         assert "access-control-allow-origin" not in answer.headers
 
 
@@ -287,43 +252,12 @@ def test_metrics(serve: Callable) -> None:
         client.completions.create(prompt=[5000], **GREEDY)
     found = numbers(running.url)
     assert (found["prompt_tokens_total"], found["new_tokens_total"]) == (3, 12)
-    assert found["new_tokens_per_second"] > 0
     assert (found["requests_totaldone"], found["requests_totalrefused"]) == (1, 1)
     assert found["time_to_first_token_seconds_count"] == 1
     assert 0.02 <= found["time_to_first_token_seconds_sum"] < 5
-    assert 0.02 <= found["time_per_token_seconds_sum"] < 1
     two = {"model": "fake", "prompt": "x", "n": 2, "max_tokens": 250, "stream": True}
     with client.completions.create(**two) as first:
         next(first)
         with client.completions.create(**two):
             found = numbers(running.url)
             assert (found["texts_running"], found["requests_waiting"]) == (2, 1)
-
-
-def test_twelve_clients_at_once_have_their_own_text(serve: Callable) -> None:
-    """Streams and whole answers, of equal requests and others; all are written at once."""
-    running = serve(delay=0.01)
-    client = ask(running.url)
-    asked = {"model": "fake", "prompt": "x", "max_tokens": 40}
-    seeds = [1] * 12 + [2, 3, 4]
-    expected = {
-        seed: client.completions.create(seed=seed, **asked).choices[0].text for seed in set(seeds)
-    }
-    steps = running.model.steps
-    found: dict[int, str] = {}
-
-    def one(number: int) -> None:
-        settings = {**asked, "seed": seeds[number]}
-        if number % 2:
-            found[number] = client.completions.create(**settings).choices[0].text
-            return
-        chunks = client.completions.create(stream=True, **settings)
-        found[number] = "".join(chunk.choices[0].text for chunk in chunks)
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(seeds))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {number: expected[seed] for number, seed in enumerate(seeds)}
-    assert running.model.steps - steps < 4 * 40

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from oneflow_accel.errors import UserError
-from oneflow_accel.kernels.generation import quantised
 
 import numpy as np
 import pytest
@@ -69,32 +68,12 @@ def test_a_file_of_int8(tmp_path: Path, model: str) -> None:
     for name, array in table.to_huggingface(state, heads).items():
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, whole[name], err_msg=name)
-    # Numbers read back are the same ones again, to the last bit, in one file or several.
+    # Numbers read back are the same ones again, to the last bit, also where the scales of some
+    # weights are in another file than these.
     converted(out, tmp_path / "shards", *TO_INT8, "--max-shard-size", "1e-5")
-    shards = list((tmp_path / "shards").glob("model-*.safetensors"))
-    assert len(shards) > 1
-    again = {name: array for file in shards for name, array in load_file(file).items()}
-    assert again.keys() == after.keys()
-    for name, array in after.items():
-        np.testing.assert_array_equal(again[name], array, err_msg=name)
-    # The scales of some weights are in another file than these.
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
     sharded, _ = weights.load(tmp_path / "shards", "huggingface", table=table)
     assert all(np.array_equal(sharded[name], array) for name, array in state.items())
-
-
-def test_numbers_times_scales_give_the_same_again() -> None:
-    rng = np.random.default_rng(0)
-    weight = rng.standard_normal((50_000, 3)).astype(np.float32)
-    weight *= np.exp2(rng.integers(-60, 60, (50_000, 1))).astype(np.float32)
-    weight[7] = 0
-    numbers, scales = quantised(weight)
-    again = quantised(numbers * scales[:, None])
-    np.testing.assert_array_equal(again[0], numbers)
-    np.testing.assert_array_equal(again[1], scales)
-    assert scales[7] == 1
-    # Halves go to the even number.
-    row = np.array([[127, 0.5, 1.5, -2.5, -127]], np.float32)
-    assert quantised(row)[0].tolist() == [[127, 0, 2, -2, -127]]
 
 
 def test_scales_that_are_missing_or_do_not_fit(tmp_path: Path) -> None:
