@@ -66,7 +66,7 @@ class ModelState:
             self._begin()
             tokens = self._tokens
         step = self._model.plan(self._cache, list(zip(self._numbers, tokens, strict=True)))
-        return self._model.run(step, self._cache)
+        return np.asarray(self._model.run(step, self._cache), np.float32)
 
     def select(self, rows: Sequence[int] | np.ndarray) -> None:
         """Go on with sequence `rows[i]` as number i."""
