@@ -227,7 +227,8 @@ TRAINERS = {
             "model.cfg.attention_dropout_prob=0.1",
             ("otherwise", 1): "model.cfg.embedding_dropout_prob=0.1 "
             "model.cfg.attention_dropout_prob=0.1 model.cfg.output_dropout_prob=0.1 "
-            "model.cfg.apply_query_key_layer_scaling=true "
+            "model.cfg.apply_query_key_layer_scaling=true model.cfg.tie_word_embeddings=false "
+            "model.cfg.scale_attn_by_inverse_layer_idx=true "
             "model.cfg.activation=gelu model.cfg.layernorm_epsilon=1e-4 "
             "model.cfg.initializer_range=0.03 model.cfg.use_scaled_init_for_output_weights=false "
             "optim.betas=[0.8,0.9] optim.eps=1e-6 optim.weight_decay=0.1 "
