@@ -415,9 +415,9 @@ class Worker:
         while self._jobs:
             job = self._jobs[0]
             try:
-                options = self.engine.check_options(job.options)
-                if job.group is None and _is_batched(options):
-                    job.group = Group(job, self.engine, options)
+                if job.group is None:
+                    options = self.engine.check_options(job.options)
+                    job.group = Group(job, self.engine, options) if _is_batched(options) else None
                 if job.group is not None and not self.batcher.add(job.group):
                     return
             except Exception as error:

@@ -237,7 +237,7 @@ class PackedLinear:
         self._weight: flow.Tensor | None = None
         self._scales: flow.Tensor | None = None
         self._bias: flow.Tensor | None = None
-        self._bound: dict[tuple[bool, str, float], Callable[..., Any]] = {}
+        self._bound: dict[tuple[str, float], Callable[..., Any]] = {}
         if bias is not None:
             self._bias = flow.tensor(_rows_of_panels(bias, activation), device=device)
         weight = _rows_of_panels(weight, activation)
@@ -271,12 +271,9 @@ class PackedLinear:
         kind, epsilon = ("", 0.0) if norm is None else (norm.kind, norm.epsilon)
         if self._run is not packed:
             return self._run(*tensors, **self._settings, norm=kind, epsilon=epsilon)
-        key = residual is None, kind, epsilon
-        if key not in self._bound:
-            present = (tensor is not None for tensor in tensors)
-            settings = {**self._settings, "norm": kind, "epsilon": epsilon}
-            self._bound[key] = _linear.bound(present, **settings)
-        return self._bound[key](tuple(tensor for tensor in tensors if tensor is not None))[0]
+        if (key := (kind, epsilon)) not in self._bound:
+            self._bound[key] = _linear.bound(**self._settings, norm=kind, epsilon=epsilon)
+        return self._bound[key](*tensors)[0]
 
 
 def _rows_of_panels(rows: np.ndarray, activation: str) -> np.ndarray:
@@ -390,7 +387,7 @@ class PagedAttention:
     def __init__(self, *, heads: int, scale: float, interleaved: bool = False) -> None:
         self._settings = {"heads": heads, "scale": scale, "interleaved": interleaved}
         self._run: Callable[..., flow.Tensor] | None = None
-        self._bound: dict[tuple[bool, ...], Callable[..., Any]] = {}
+        self._bound: Callable[..., Any] | None = None
 
     def __call__(self, *tensors: flow.Tensor | None) -> flow.Tensor:
         """The operation's tensors, in its order, to its result."""
@@ -398,7 +395,5 @@ class PagedAttention:
             self._run = paged_attention.choose(*tensors, **self._settings)
         if self._run is not paged:
             return self._run(*tensors, **self._settings)
-        present = tuple(tensor is not None for tensor in tensors)
-        if present not in self._bound:
-            self._bound[present] = _attention.bound(present, **self._settings)
-        return self._bound[present](tuple(tensor for tensor in tensors if tensor is not None))[0]
+        self._bound = self._bound or _attention.bound(**self._settings)
+        return self._bound(*tensors)[0]

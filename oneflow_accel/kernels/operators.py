@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -95,13 +95,18 @@ class Operator:
         expression = self._expression(present, attributes)
         return _runner()(expression, tuple(tensor for tensor in tensors if tensor is not None))
 
-    def bound(
-        self, present: Iterable[bool], **attributes: Any
-    ) -> Callable[[tuple[flow.Tensor, ...]], tuple[flow.Tensor, ...]]:
-        """A function of the inputs that are `present`, with these attributes, for callers that make
-        the same call again and again: checking one takes longer than starting a small operator.
-        Raises as a call does."""
-        return partial(_runner(), self._expression(tuple(present), attributes))
+    def bound(self, **attributes: Any) -> Callable[..., tuple[flow.Tensor, ...]]:
+        """The operator with these attributes as a function of its inputs, None for those that are
+        missing, for callers that repeat a call: checks take longer than starting a small one."""
+        run, expressions = _runner(), dict[tuple[bool, ...], Any]()
+
+        def start(*tensors: flow.Tensor | None) -> tuple[flow.Tensor, ...]:
+            present = tuple(tensor is not None for tensor in tensors)
+            if present not in expressions:
+                expressions[present] = self._expression(present, attributes)
+            return run(expressions[present], tuple(t for t in tensors if t is not None))
+
+        return start
 
     def _expression(self, present: tuple[bool, ...], attributes: dict[str, Any]) -> Any:
         if attributes.keys() != self.attributes.keys():
