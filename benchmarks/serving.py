@@ -240,8 +240,9 @@ def _run() -> int:
         runs = [(name, clients) for clients in options.clients for name in loads]
         seen = in_turns(runs, options.rounds, measure)
     found = {run: medians(rounds) for run, rounds in seen.items()}
-    title = f"{len(requests)} requests, {options.rate:g} a second (0: all at once), lengths "
-    title += f"{' + '.join(map(str, lengths)) or 'of prompts'}, {options.weights_dtype}; "
+    arrival = f"{options.rate:g} a second" if options.rate else "all at once"
+    title = f"{len(requests)} requests, {arrival}, tokens "
+    title += f"{' + '.join(map(str, lengths)) or 'as in prompts'}, {options.weights_dtype}; "
     title += f"{oneflow_accel.current_backend().properties().name}; {date.today()}"
     rows = [["side", "clients", *HEADS]]
     rows += [[name, str(n), *map(short, values)] for (name, n), values in found.items()]
