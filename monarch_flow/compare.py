@@ -34,9 +34,12 @@ usage: python -m monarch_flow.compare STUDY [KEY=VALUE ...]
 
 Trains the runs of a study one after the other, and compares them in one table and one picture:
 work_dir/studies/STUDY/comparison.md and comparison.png (work_dir is runs, or RESULT_DIR in the
-environment). Runs that are done are not repeated, and one that was interrupted goes on.
+environment), with the table in LaTeX and the figures of each run in comparison.tex and
+comparison.csv. Runs that are done are not repeated, and one that was interrupted goes on.
 
   STUDY                 one of the studies below, or the path of a file such as theirs, in .yaml
+  seeds=N,N,...         run each row once with each of these seeds; the table has means and
+                        standard deviations (default: the study's, which name none)
   KEY=VALUE             for all runs, as for python -m monarch_flow.train
 
 flags:
@@ -78,7 +81,21 @@ def _prepare(texts: Sequence[str], config_dir: str | None) -> tuple[Study, list[
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("it trains in one process at a time; start it without a launcher")
     study = STUDIES.read(names[0], config_dir)
-    return study, STUDIES.plan(study, [text for text in texts if "=" in text], config_dir)
+    overrides = []
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key == "seeds":
+            study = study.model_copy(update={"seeds": _seeds(text, value)})
+        elif value or key != text:
+            overrides.append(text)
+    return study, STUDIES.plan(study, overrides, config_dir)
+
+
+def _seeds(text: str, value: str) -> list[int]:
+    try:
+        return list(dict.fromkeys(map(int, value.split(","))))
+    except ValueError:
+        raise UserError(f"{text}: whole numbers, such as seeds=1,2,3") from None
 
 
 def _help(config_dir: str | None) -> str:

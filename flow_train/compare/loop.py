@@ -12,8 +12,17 @@ from oneflow_accel.backends import resolve
 from oneflow_accel.errors import UserError
 
 from flow_train.compare.process import OUTPUT, Ended
-from flow_train.compare.report import Entry, draw_comparison, format_page
+from flow_train.compare.report import (
+    Entry,
+    by_row,
+    done,
+    draw_comparison,
+    figures,
+    format_page,
+    table,
+)
 from flow_train.compare.results import ended_with_a_test, read_results
+from flow_train.compare.rows import latex, write_csv
 from flow_train.compare.study import PlannedRun, Study
 from flow_train.files import replace_file
 from flow_train.metrics.log import JSONL_NAME
@@ -21,6 +30,7 @@ from flow_train.metrics.log import JSONL_NAME
 # The exit status where some runs have failed.
 INCOMPLETE = 1
 PAGE, PICTURE = "comparison.md", "comparison.png"
+LATEX, CSV = "comparison.tex", "comparison.csv"
 
 Train = Callable[[Sequence[str], Path], Ended]
 
@@ -35,11 +45,11 @@ def compare(
     states: dict[str, str] = {}
     stopped = False
     for run in runs:
-        name = run.row.name
+        name = run.name
         if stopped or run.finished:
             continue
         if run.source is not None and not run.source.finished:
-            states[name] = f"not run: it needs {run.source.row.name}"
+            states[name] = f"not run: it needs {run.source.name}"
             continue
         device = _device(run)
         if ended_with_a_test(run.folder / JSONL_NAME):
@@ -81,11 +91,13 @@ def _report(
 ) -> Path:
     """Write table and picture of what is done so far; returns the table's file."""
     entries = [_entry(run, states) for run in runs]
-    drawn = [(entry.name, entry.results) for entry in entries if entry.results is not None]
+    drawn = {name: found for name, group in by_row(entries).items() if (found := done(group))}
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         picture = draw_comparison(drawn, study.title, folder / PICTURE).name if drawn else None
         replace_file(folder / PAGE, format_page(study, entries, picture, module).encode())
+        replace_file(folder / LATEX, latex(table(entries)).encode())
+        write_csv(folder / CSV, figures(entries))
     return folder / PAGE
 
 
@@ -103,7 +115,7 @@ def _writing(folder: Path) -> Iterator[None]:
 def _entry(run: PlannedRun, states: dict[str, str]) -> Entry:
     finished = run.finished
     if not finished:
-        return Entry(run, states.get(run.row.name, "to do"))
+        return Entry(run, states.get(run.name, "to do"))
     try:
         results = read_results(run.folder / JSONL_NAME)
     except OSError as error:

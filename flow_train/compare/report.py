@@ -1,10 +1,13 @@
 """The runs of a study as one Markdown page (a table, and what one needs to know to read it) and
-as one picture: accuracy by epoch, and bars of what the table has."""
+as one picture: accuracy by epoch, bars of what the table has, and accuracy beside time and
+parameters. Where rows have several seeds, a figure is the mean over them."""
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from flow_train.compare.results import Phase, Results, images_of_accuracy, macs_unit
-from flow_train.compare.rows import DARK, PALE, draw_bars, markdown, ratio, short
+from flow_train.compare.rows import DARK, PALE, draw_bars, markdown, ratio, short, spread
 from flow_train.compare.study import PlannedRun, Study
 from flow_train.metrics.console import format_eta
 from flow_train.metrics.curves import COLORS, new_figure, save_figure, tidy
@@ -42,13 +45,25 @@ class Entry:
 
     @property
     def name(self) -> str:
-        return self.run.row.name
+        return self.run.name
+
+
+def by_row(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """The entries of each row of the study, one for each seed."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.run.row.name, []).append(entry)
+    return groups
+
+
+def done(entries: Sequence[Entry]) -> list[Results]:
+    return [entry.results for entry in entries if entry.results is not None]
 
 
 def format_page(study: Study, entries: Sequence[Entry], picture: str | None, module: str) -> str:
     """The page; `picture` is the file that shows the rows, relative to the page, and `module` the
     program that ran them."""
-    parts = [f"# {study.title}", _table(entries)]
+    parts = [f"# {study.title}", markdown(table(entries))]
     if picture is not None:
         parts.append(f"![{study.title}]({picture})")
     parts += [*_notes(entries), "The runs:"]
@@ -58,54 +73,103 @@ def format_page(study: Study, entries: Sequence[Entry], picture: str | None, mod
     return "\n\n".join(parts) + "\n"
 
 
-def _table(entries: Sequence[Entry]) -> str:
-    known = [entry.results for entry in entries if entry.results is not None]
+def table(entries: Sequence[Entry]) -> list[list[str]]:
+    """A line for each row of the study, after the heads."""
+    known, groups = done(entries), by_row(entries)
     unit, per_unit = macs_unit(known)
-    first = entries[0].results
-    baseline = None if first is None else first.phases[0].images_per_second
-    columns: dict[str, Callable[[Results], str]] = {
-        "accuracy": lambda results: _text(results.tested, "{:.2f} %"),
-        "after the last epoch": lambda results: _text(results.last, "{:.2f} %"),
-        "before the first step": lambda results: _text(results.initial, "{:.2f} %"),
-        "parameters": _by_phase(lambda phase: _text(phase.parameters, "{:,}")),
+    first = done(next(iter(groups.values())))
+    baseline = _speed([results.phases[0] for results in first])
+    columns: dict[str, Callable[[Sequence[Results]], str]] = {
+        "accuracy": lambda runs: _mean([r.tested for r in runs]),
+        "after the last epoch": lambda runs: _mean([r.last for r in runs]),
+        "before the first step": lambda runs: _mean([r.initial for r in runs]),
+        "parameters": _by_phase(lambda phases: _text(phases[0].parameters, "{:,}")),
         unit: _by_phase(
-            lambda phase: _NOTHING if phase.gmacs is None else short(phase.gmacs * per_unit)
+            lambda phases: (
+                _NOTHING if phases[0].gmacs is None else short(phases[0].gmacs * per_unit)
+            )
         ),
         "training images/s": _by_phase(_images_per_second),
-        "speed": _by_phase(
-            lambda phase: _text(ratio(phase.images_per_second, baseline), "{:.2f} x")
-        ),
-        "training time": lambda results: format_eta(results.seconds),
+        "speed": _by_phase(lambda phases: _text(ratio(_speed(phases), baseline), "{:.2f} x")),
+        "training time": lambda runs: format_eta(spread([r.seconds for r in runs])[0]),
     }
     # A column that nothing stands in is left out.
     columns = {
-        head: cell for head, cell in columns.items() if any(cell(r) != _NOTHING for r in known)
+        head: cell for head, cell in columns.items() if any(cell([r]) != _NOTHING for r in known)
     }
-    if len(known) < len(entries):
-        columns["state"] = lambda results: "done"
-    rows = [["run", *columns]]
+    states = [*columns, "state"] if len(known) < len(entries) else [*columns]
+    rows = [["run", *states]]
+    for name, group in groups.items():
+        runs = done(group)
+        cells = [cell(runs) if runs else _NOTHING for cell in columns.values()]
+        lacking = [entry.state for entry in group if entry.results is None]
+        some = f"{len(runs)} of {len(group)} seeds; " if runs else ""
+        state = some + lacking[0] if lacking else "done"
+        rows.append([name, *cells, state][: 1 + len(states)])
+    return rows
+
+
+def figures(entries: Sequence[Entry]) -> list[list[str]]:
+    """A line for each run that is done, after the heads; parameters, GMACs and speed are those
+    after the switch, where there is one."""
+    values: dict[str, Callable[[Results], float | None]] = {
+        "accuracy": lambda results: results.tested,
+        "accuracy_after_the_last_epoch": lambda results: results.last,
+        "accuracy_before_the_first_step": lambda results: results.initial,
+        "parameters": lambda results: results.phases[-1].parameters,
+        "gmacs": lambda results: results.phases[-1].gmacs,
+        "images_per_second": lambda results: results.phases[-1].images_per_second,
+        "training_seconds": lambda results: results.seconds,
+    }
+    rows = [["run", "seed", *values]]
     for entry in entries:
-        if entry.results is None:
-            rows.append([entry.name, *[_NOTHING] * (len(columns) - 1), entry.state])
-        else:
-            rows.append([entry.name, *(cell(entry.results) for cell in columns.values())])
-    return markdown(rows)
+        if entry.results is not None:
+            seed = _text(entry.run.seed, "{}", "")
+            cells = [_text(value(entry.results), "{}", "") for value in values.values()]
+            rows.append([entry.run.row.name, seed, *cells])
+    return rows
 
 
-def _text(value: float | None, form: str) -> str:
-    return _NOTHING if value is None else form.format(value)
+def _text(value: float | None, form: str, nothing: str = _NOTHING) -> str:
+    return nothing if value is None else form.format(value)
 
 
-def _by_phase(cell: Callable[[Phase], str]) -> Callable[[Results], str]:
-    # What does not change at the switch is said once.
-    return lambda results: ", then ".join(dict.fromkeys(map(cell, results.phases))) or _NOTHING
-
-
-def _images_per_second(phase: Phase) -> str:
-    if phase.images_per_second is None:
+def _mean(accuracies: Sequence[float | None]) -> str:
+    """In percent, with the standard deviation where there are several."""
+    known = [value for value in accuracies if value is not None]
+    if not known:
         return _NOTHING
-    low, high = phase.quartiles or (phase.images_per_second,) * 2
-    return f"{phase.images_per_second:.4g} ({low:.4g} to {high:.4g})"
+    mean, deviation = spread(known)
+    return f"{mean:.2f}{_text(deviation, ' ± {:.2f}', '')} %"
+
+
+def _by_phase(cell: Callable[[Sequence[Phase]], str]) -> Callable[[Sequence[Results]], str]:
+    # What does not change at the switch is said once.
+    return lambda runs: ", then ".join(dict.fromkeys(map(cell, _phases(runs)))) or _NOTHING
+
+
+def _phases(runs: Sequence[Results]) -> list[tuple[Phase, ...]]:
+    """The first phase of all runs, then the second."""
+    return list(zip(*(results.phases for results in runs), strict=False))
+
+
+def _speed(phases: Sequence[Phase]) -> float | None:
+    speeds = [phase.images_per_second for phase in phases if phase.images_per_second]
+    return statistics.median(speeds) if speeds else None
+
+
+def _quartiles(phases: Sequence[Phase]) -> tuple[float, float] | None:
+    """The range of half of the steps of each run, from the slowest run's to the fastest one's."""
+    found = [phase.quartiles for phase in phases if phase.quartiles]
+    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+
+def _images_per_second(phases: Sequence[Phase]) -> str:
+    speed = _speed(phases)
+    if speed is None:
+        return _NOTHING
+    low, high = _quartiles(phases) or (speed, speed)
+    return f"{speed:.4g} ({low:.4g} to {high:.4g})"
 
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
@@ -135,6 +199,11 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
         "steps without validation, the median over the run's log lines, and in brackets the range "
         "of half of the steps: runs whose ranges overlap cannot be told apart. The column after it "
         "compares with the first row. Training time is that of all training steps.": True,
+        "Rows have several seeds: accuracy is the mean and, after ±, the standard deviation of the "
+        "sample over them; images/s are the median run's, in brackets the range over all of them; "
+        "training time is the mean. comparison.csv has each run.": any(
+            entry.run.seed is not None for entry, _ in known
+        ),
         "The data has no test images of its own. The best epoch was chosen on the images that "
         "accuracy is given for, which flatters all runs.": any(
             results.tested is not None and results.test_is_validation for results in runs
@@ -160,49 +229,84 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
     return [note for note, applies in notes.items() if applies]
 
 
-def draw_comparison(runs: Sequence[tuple[str, Results]], title: str, output_png: Path) -> Path:
-    """Draw the runs that are done (name and results, at least one); returns `output_png`.
+def draw_comparison(rows: Mapping[str, Sequence[Results]], title: str, output_png: Path) -> Path:
+    """Draw the rows by name, each with its runs that are done, at least one; returns `output_png`.
 
-    To the left validation accuracy by epoch, with an upright line where layers became dense. To the
-    right bars of accuracy (a diamond marks it before the first step), parameters,
+    Above, to the left validation accuracy by epoch, with an upright line where layers became dense.
+    To the right bars of accuracy (a diamond marks it before the first step), parameters,
     multiply-accumulates and training speed with the range of half of the steps; where layers became
-    dense there are two, the pale one for afterwards. A legend below says so where it occurs.
+    dense there are two, the pale one for afterwards. Below accuracy by training time and by
+    parameters, a point for each run. A legend says what marks mean, where they occur.
     """
-    figure = new_figure(17, max(4.2, 1.6 + 0.5 * len(runs)), title)
-    found = [results for _, results in runs]
-    grid = figure.add_gridspec(1, 5, width_ratios=[1.7, *[1] * 4])
-    _draw_curves(figure.add_subplot(grid[0]), runs)
+    figure = new_figure(17, max(4.2, 1.6 + 0.5 * len(rows)) + 3.2, title)
+    found = [results for runs in rows.values() for results in runs]
+    parts = figure.add_gridspec(2, 1, height_ratios=[max(2.6, 0.5 * len(rows)), 3.2])
+    grid = parts[0].subgridspec(1, 5, width_ratios=[1.7, *[1] * 4])
+    _draw_curves(figure.add_subplot(grid[0]), rows)
     accuracy = figure.add_subplot(grid[1])
-    marks = [results.initial for results in found]
-    draw_bars(accuracy, [[results.tested] for results in found], marks=marks)
+    tested = [spread(known) if (known := _known(runs)) else None for runs in rows.values()]
+    marks = [runs[0].initial for runs in rows.values()]
+    around = [[None if a is None or a[1] is None else (a[0] - a[1], a[0] + a[1])] for a in tested]
+    draw_bars(accuracy, [[a and a[0]] for a in tested], ranges=around, marks=marks)
     accuracy.set_xlabel(f"on {images_of_accuracy(found)}")
     panels = {"Accuracy, %": accuracy}
     unit, per_unit = macs_unit(found)
     sizes = [phase.parameters for results in found for phase in results.phases if phase.parameters]
     name, size = ("thousands", 1e3) if sizes and min(sizes) < 1e5 else ("millions", 1e6)
-    values: dict[str, Callable[[Phase], float | None]] = {
-        f"Trained parameters, {name}": lambda phase: ratio(phase.parameters, size),
-        f"{unit} per image": lambda phase: ratio(phase.gmacs, 1 / per_unit),
-        _SPEED: lambda phase: phase.images_per_second,
+    trained = f"Trained parameters, {name}"
+    values: dict[str, Callable[[Sequence[Phase]], float | None]] = {
+        trained: lambda phases: ratio(phases[0].parameters, size),
+        f"{unit} per image": lambda phases: ratio(phases[0].gmacs, 1 / per_unit),
+        _SPEED: _speed,
     }
     for column, (heading, value) in enumerate(values.items(), start=2):
         panels[heading] = axes = figure.add_subplot(grid[column])
-        ranges = [[p.quartiles if heading == _SPEED else None for p in r.phases] for r in found]
-        draw_bars(axes, [list(map(value, results.phases)) for results in found], ranges=ranges)
+        phases = [_phases(runs) for runs in rows.values()]
+        ranges = [[_quartiles(p) if heading == _SPEED else None for p in row] for row in phases]
+        draw_bars(axes, [list(map(value, row)) for row in phases], ranges=ranges)
     for heading, axes in panels.items():
         axes.set_title(heading)
-        axes.set_yticks(range(len(runs)), [name for name, _ in runs] if axes is accuracy else [])
+        axes.set_yticks(range(len(rows)), list(rows) if axes is accuracy else [])
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    handles = _legend(found)
+    below = parts[1].subgridspec(1, 2)
+    places: dict[str, Callable[[Results], float | None]] = {
+        "Training time, s": lambda results: results.seconds,
+        trained: lambda results: ratio(results.phases[-1].parameters, size),
+    }
+    for column, (heading, place) in enumerate(places.items()):
+        _draw_points(figure.add_subplot(below[column]), rows, place, heading)
+    handles = _legend(found, len(found) > len(rows))
     if handles:
-        place = "outside lower center"
-        figure.legend(handles=handles, loc=place, ncols=len(handles), frameon=False)
+        place_of_legend = "outside lower center"
+        figure.legend(handles=handles, loc=place_of_legend, ncols=len(handles), frameon=False)
     return save_figure(figure, output_png)
 
 
-def _legend(runs: Sequence[Results]) -> list[Artist]:
+def _known(runs: Sequence[Results]) -> list[float]:
+    return [results.tested for results in runs if results.tested is not None]
+
+
+def _draw_points(
+    axes: Axes,
+    rows: Mapping[str, Sequence[Results]],
+    place: Callable[[Results], float | None],
+    heading: str,
+) -> None:
+    for number, (name, runs) in enumerate(rows.items()):
+        color = COLORS[number % len(COLORS)]
+        # matplotlib leaves out what is NaN.
+        places = [math.nan if (x := place(results)) is None else x for results in runs]
+        heights = [math.nan if results.tested is None else results.tested for results in runs]
+        axes.plot(places, heights, "o", color=color, label=name)
+    axes.set(xlabel=heading, ylabel="accuracy, %")
+    axes.set_xlim(left=0)
+    tidy(axes)
+
+
+def _legend(runs: Sequence[Results], several: bool) -> list[Artist]:
     """What is to be said of the marks that occur."""
     phases = [phase for results in runs for phase in results.phases]
+    also = ", and of accuracy the standard deviation over seeds" if several else ""
     artists: list[tuple[bool, Artist]] = [
         (
             any(results.switch_epoch is not None for results in runs),
@@ -218,14 +322,15 @@ def _legend(runs: Sequence[Results]) -> list[Artist]:
         ),
         (
             any(phase.quartiles for phase in phases),
-            Line2D([], [], color=DARK, marker="|", label="half of the steps"),
+            Line2D([], [], color=DARK, marker="|", label=f"half of the steps{also}"),
         ),
     ]
     return [artist for occurs, artist in artists if occurs]
 
 
-def _draw_curves(axes: Axes, runs: Sequence[tuple[str, Results]]) -> None:
-    for number, (name, results) in enumerate(runs):
+def _draw_curves(axes: Axes, rows: Mapping[str, Sequence[Results]]) -> None:
+    runs = [(n, name, results) for n, (name, each) in enumerate(rows.items()) for results in each]
+    for number, name, results in runs:
         color, size = COLORS[number % len(COLORS)], 4 if len(results.epochs) <= 30 else 2
         axes.plot(
             results.epochs,
@@ -234,7 +339,7 @@ def _draw_curves(axes: Axes, runs: Sequence[tuple[str, Results]]) -> None:
             marker="o",
             markersize=size,
             color=color,
-            label=name,
+            label=name if results is rows[name][0] else None,
         )
         if results.switch_epoch is not None:
             axes.axvline(results.switch_epoch, color=color, linewidth=0.8)

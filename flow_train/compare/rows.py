@@ -99,6 +99,24 @@ def markdown(
     return "\n".join(map(line, zip(*columns, strict=True)))
 
 
+def latex(rows: Sequence[Sequence[str]]) -> str:
+    """A table of LaTeX, with the rules of its package booktabs, the first of `rows` its heads."""
+    special = {**{mark: f"\\{mark}" for mark in "%&_#$"}, "±": r"$\pm$", "^": r"\^{}"}
+    lines = []
+    for row in rows:
+        cells = ("".join(special.get(mark, mark) for mark in cell) for cell in row)
+        lines.append(rf"  {' & '.join(cells)} \\")
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    lines[1:1] = [r"  \midrule"]
+    around = rf"\begin{{tabular}}{{{columns}}}", r"  \toprule", r"  \bottomrule", r"\end{tabular}"
+    return "\n".join([*around[:2], *lines, *around[2:], ""])
+
+
+def spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and the standard deviation of the sample where there are two values or more."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
 def write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
     """Write a file of comma-separated values, the first of `rows` their heads."""
     file = io.StringIO()

@@ -3,6 +3,7 @@ what the program is called with for each of them, checked before any runs."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -69,23 +70,29 @@ class Row(Group):
 
 class Study(Group):
     """What a study's file says: `overrides` are different in all rows; the first of `rows` is what
-    the others are compared with."""
+    the others are compared with. Each row is run once with each of `seeds`, where there are any."""
 
     name: Text = ""
     title: Text
     overrides: list[str] = Field(default_factory=list)
+    seeds: list[int] = Field(default_factory=list)
     rows: Annotated[list[Row], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study: the program's arguments, the configuration they compose to, and the run
-    whose weights it starts with."""
+    """One run of a study: the program's arguments, the configuration they compose to, the run
+    whose weights it starts with, and which of the study's seeds it has."""
 
     row: Row
     arguments: tuple[str, ...]
     cfg: DictConfig
     source: PlannedRun | None = None
+    seed: int | None = None
+
+    @property
+    def name(self) -> str:
+        return _name(self.row.name, self.seed)
 
     @property
     def folder(self) -> Path:
@@ -146,16 +153,17 @@ class Studies:
         """The runs of a study, in its order; `overrides` win over those of the study and of its
         rows. UserError names the row that cannot be composed, lacks its data, or was begun with
         other values."""
-        runs: dict[str, PlannedRun] = {}
-        for row in study.rows:
+        runs: dict[tuple[str | None, int | None], PlannedRun] = {}
+        seeds: list[int] | list[None] = study.seeds or [None]
+        for row, seed in itertools.product(study.rows, seeds):
             try:
-                source = None if row.init_from is None else runs[row.init_from]
-                run = self._planned(study, row, source, overrides, config_dir)
+                source = runs.get((row.init_from, seed))
+                run = self._planned(study, row, source, seed, overrides, config_dir)
                 self.check(run.cfg)
                 _check_begun(run)
             except UserError as error:
                 raise UserError(f"{row.name}: {error}") from error
-            runs[row.name] = run
+            runs[row.name, seed] = run
         return list(runs.values())
 
     def _find(self, name: str, config_dir: str | None) -> Path:
@@ -178,6 +186,7 @@ class Studies:
         study: Study,
         row: Row,
         source: PlannedRun | None,
+        seed: int | None,
         overrides: Sequence[str],
         config_dir: str | None,
     ) -> PlannedRun:
@@ -187,14 +196,22 @@ class Studies:
                 raise UserError(f"{text}: {_OURS[key]}")
             if source is not None and key == "train.init_from.path":
                 raise UserError(f"{text}: it starts with the weights of {row.init_from}")
-        below = f"${{work_dir}}/studies/{study.name}"
+            if seed is not None and key == "seed":
+                raise UserError(f"{text}: the study's seeds are {study.seeds}")
+        below, name = f"${{work_dir}}/studies/{study.name}", _name(row.name, seed)
         texts = [f"experiment={row.experiment}", *chosen.values()]
-        texts += [f"name={study.name}-{row.name}", f"run_dir={below}/{row.name}", "resume=auto"]
+        texts += [] if seed is None else [f"seed={seed}"]
+        texts += [f"name={study.name}-{name}", f"run_dir={below}/{name}", "resume=auto"]
         if source is not None:
-            texts.append(f"train.init_from.path={below}/{row.init_from}")
+            texts.append(f"train.init_from.path={below}/{source.name}")
             texts.append("callbacks.initial_validation={}")
         flags = [] if config_dir is None else ["--config-dir", config_dir]
-        return PlannedRun(row, (*flags, *texts), self.composer.compose(texts, config_dir), source)
+        cfg = self.composer.compose(texts, config_dir)
+        return PlannedRun(row, (*flags, *texts), cfg, source, seed)
+
+
+def _name(row: str, seed: int | None) -> str:
+    return row if seed is None else f"{row}-seed{seed}"
 
 
 def _merged(example: str, *texts: str) -> dict[str, str]:

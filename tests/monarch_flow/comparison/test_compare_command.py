@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
 import re
@@ -37,6 +38,7 @@ TINY = (
     "model={patch_size: 7, embed_dim: 32, depth: 1, num_heads: 2}",
     "optimizer.lr=3e-3",
 )
+A = {"name": "a", "experiment": "mnist/vit"}
 ROWS = ("dense", "monarch", "sparse-to-dense", "projected")
 
 
@@ -165,6 +167,22 @@ def test_a_failure_is_named_and_the_others_are_kept(arguments, tmp_path, capsys)
     assert "failed" not in page
 
 
+def test_each_row_runs_with_each_seed(arguments, tmp_path):
+    rows = [A, {**A, "name": "b", "init_from": "a"}]
+    study = study_file(tmp_path, *rows, seeds=[5])
+    runs = Runs(pretend)
+    assert compare.main([study, "seeds=3,4", *arguments], runs) == 0
+    assert runs.started == ["a-seed3", "a-seed4", "b-seed3", "b-seed4"]
+    (last,) = STUDIES.plan(STUDIES.read(study), arguments[:1])[1:]
+    assert (last.cfg.seed, Path(last.cfg.train.init_from.path).name) == (5, "a-seed5")
+    folder = tmp_path / "runs/studies/mine"
+    table = list(csv.reader((folder / "comparison.csv").open()))
+    assert [line[:3] for line in table[1:]] == [
+        [name, seed, "61.0"] for name in "ab" for seed in "34"
+    ]
+    assert "a & 61.00 $\\pm$ 0.00" in (folder / "comparison.tex").read_text()
+
+
 def test_an_interrupt_ends_the_study(arguments, tmp_path, capsys):
     def stop(texts, folder):
         return Ended(143, told_to_stop=True)
@@ -256,9 +274,6 @@ def test_a_study_and_an_experiment_of_ones_own(tmp_path, digits, capsys):
     assert [cfg.optimizer.lr for cfg in cfgs] == [1e-2, 1e-4]
 
 
-A = {"name": "a", "experiment": "mnist/vit"}
-
-
 @pytest.mark.parametrize(
     ("rows", "overrides", "words"),
     [
@@ -270,6 +285,8 @@ A = {"name": "a", "experiment": "mnist/vit"}
         ([A, A], [], ["rows.1.name", "there is a row a above"]),
         ([{**A, "init_from": "b"}], [], ["rows.0.init_from=b", "no such row above"]),
         ([{**A, "name": "../a"}], [], ["rows.0.name=../a", "folder"]),
+        ([A], ["seeds=1,two"], ["seeds=1,two: whole numbers"]),
+        ([A], ["seeds=1,2", "seed=3"], ["seed=3", "the study's seeds are [1, 2]"]),
     ],
 )
 def test_mistakes_are_one_message_and_exit_code_2(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from omegaconf import OmegaConf
@@ -12,6 +13,7 @@ from PIL import Image
 from flow_train.compare import report
 from flow_train.compare.report import Entry, draw_comparison, format_page
 from flow_train.compare.results import images_of_accuracy, read_results
+from flow_train.compare.rows import latex
 from flow_train.compare.study import PlannedRun, Row, Study
 from flow_train.metrics.curves import COLORS
 from flow_train.metrics.log import RunLog
@@ -136,7 +138,7 @@ def test_table(entries):
 def _assert_numbers_inside(figure, panels):
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
-    headings = [axes.title.get_window_extent(renderer) for axes in figure.axes]
+    headings = [axes.title.get_window_extent(renderer) for axes in figure.axes[:5]]
     for left, right in itertools.pairwise(headings):
         assert left.x1 < right.x0
     for axes in panels:
@@ -174,13 +176,13 @@ def test_picture(entries, tmp_path, monkeypatch):
     monkeypatch.setattr(
         report, "save_figure", lambda figure, path: (saved.append(figure), save(figure, path))[1]
     )
-    runs = [(entry.name, entry.results) for entry in entries if entry.results]
+    runs = {entry.name: [entry.results] for entry in entries if entry.results}
     output = draw_comparison(runs, "All of them", tmp_path / "picture.png")
-    curves, accuracy, parameters, macs, speed = saved[0].axes
+    curves, accuracy, parameters, macs, speed, by_time, by_size = saved[0].axes
     lines = {line.get_label(): line for line in curves.get_lines()}
     assert lines["projected"].get_xdata().tolist() == [0, 1, 2]
     assert lines["projected"].get_ydata().tolist() == [65.125, 75, 80]
-    assert [lines[name].get_color() for name, _ in runs] == list(COLORS[:3])
+    assert [lines[name].get_color() for name in runs] == list(COLORS[:3])
     assert len(lines) == 4, "and the line of the switch"
     (legend,) = saved[0].legends
     assert [text.get_text() for text in legend.get_texts()] == [
@@ -195,7 +197,15 @@ def test_picture(entries, tmp_path, monkeypatch):
     ranges = [tuple(line.get_xdata()) for line in speed.get_lines()]
     assert ranges == [(50, 110), (100, 110), (50, 55), (50, 110)]
     _assert_numbers_inside(saved[0], (accuracy, parameters, macs, speed))
-    assert [text.get_text() for text in accuracy.get_yticklabels()] == [name for name, _ in runs]
+    assert [line.get_xydata().tolist() for line in by_size.get_lines()] == [
+        [[4, 80.5]],
+        [[4, 70]],
+        [[4, 79]],
+    ]
+    assert [line.get_xdata()[0] for line in by_time.get_lines()] == [
+        results.seconds for (results,) in runs.values()
+    ]
+    assert [text.get_text() for text in accuracy.get_yticklabels()] == list(runs)
     assert [bar.get_width() for bar in accuracy.patches] == [80.5, 70, 79]
     assert [line.get_xdata()[0] for line in accuracy.get_lines()] == [65.125]
     assert [bar.get_width() for bar in parameters.patches] == [4, 1.5, 4, 4]
@@ -212,3 +222,51 @@ def test_picture(entries, tmp_path, monkeypatch):
         assert image.format == "PNG"
         assert min(image.size) > 300
     assert output.stat().st_size < 150_000
+
+
+def test_rows_of_several_seeds(tmp_path):
+    """Mean and standard deviation (here of NumPy) in Markdown, LaTeX and the picture; each run in
+    comparison.csv's rows; a seed that failed is said."""
+    tested = {"dense": [80.0, 81.5, 82.25], "small_one": [70.0, 71.0]}
+    entries = []
+    for name, accuracies in tested.items():
+        row = Row(name=name, experiment="mnist/vit")
+        for seed, accuracy in enumerate(accuracies):
+            run = PlannedRun(row, (), OmegaConf.create({"run_dir": "x"}), seed=seed)
+            log = write_log(tmp_path / run.name, [50 + seed, accuracy], tested=accuracy)
+            entries.append(Entry(run, "done", read_results(log), "here"))
+    failed = PlannedRun(row, (), OmegaConf.create({"run_dir": "x"}), seed=2)
+    entries.append(Entry(failed, "failed: exit code 2"))
+    said = {
+        name: f"{np.mean(accuracies):.2f} ± {np.std(accuracies, ddof=1):.2f} %"
+        for name, accuracies in tested.items()
+    }
+    heads, dense, small = rows = report.table(entries)
+    assert (dense[:2], dense[-1]) == (["dense", said["dense"]], "done")
+    assert (small[:2], small[-1]) == (
+        ["small_one", said["small_one"]],
+        "2 of 3 seeds; failed: exit code 2",
+    )
+    assert (
+        latex(rows)
+        .splitlines()[4]
+        .startswith("  dense & " + said["dense"].replace("%", r"\%").replace("±", r"$\pm$") + " & ")
+    )
+    assert r"  small\_one & " in latex(rows)
+    assert latex(rows).startswith(
+        "\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}\n  \\toprule\n"
+    )
+    assert [line[:3] for line in report.figures(entries)] == [
+        ["run", "seed", "accuracy"],
+        *(
+            [name, str(seed), str(accuracy)]
+            for name, accuracies in tested.items()
+            for seed, accuracy in enumerate(accuracies)
+        ),
+    ]
+    study = Study(name="ours", title="Seeds", rows=[entries[0].run.row, row])
+    page = format_page(study, entries, None, "monarch_flow.train")
+    assert "Rows have several seeds" in page
+    assert "- small_one-seed2: `" in page
+    groups = {name: report.done(group) for name, group in report.by_row(entries).items()}
+    assert draw_comparison(groups, "Seeds", tmp_path / "seeds.png").stat().st_size > 10_000
