@@ -33,10 +33,10 @@ ALLOWANCES = (
     (33, "scripts", 307, "mutations.py, and statements here"),
     # The issue allows 1,200 lines of Python together; 1,015 are beyond that.
     (34, "oneflow_accel", 359, "packed linear layers and attention over pages"),
-    (34, "libai_projects", 1_297, "paged cache, continuous batching, OpenAI's API, int8 files"),
+    (34, "libai_projects", 1_305, "paged cache, continuous batching, OpenAI's API, int8 files"),
     (34, "benchmarks", 560, "the load test, llama.cpp as a peer, quality of fewer bits"),
     (34, "oneflow_accel/csrc", 666, "products with packed weights, attention over pages"),
-    (34, "tests", 1_616, "of all these"),
+    (34, "tests", 1_619, "of all these"),
     (34, "scripts", 9, "this table"),
     (35, "flow_train", 152, "several seeds a row, LaTeX, CSV, accuracy beside time and parameters"),
     (35, "monarch_flow", 19, "seeds=N,N"),

@@ -18,6 +18,7 @@ from libai.config import instantiate
 from libai.utils import distributed as dist
 from omegaconf import DictConfig, OmegaConf
 
+from flow_train.checkpoint.folders import checkpoint_folder
 from libai_projects import weights
 from libai_projects.command.check_files import OF_A_MACHINE
 from libai_projects.command.checks import check_model
@@ -120,7 +121,7 @@ class TextGenerationPipeline(TextPipeline):
         super().__init__(
             step_model,
             built,
-            name="random weights" if path is None else path.name,
+            name="random weights" if path is None else model_name(path),
             words=Words(**cfg.get("project", {}).get("words", {})),
             options={**(cfg.get("generation") or {}), **generation},
         )
@@ -138,6 +139,13 @@ def _model(cfg: DictConfig, model_path: str | None, mode: str) -> tuple[str, Pat
         raise UserError(_NO_MODEL.format(how=how))
     kind = detect_mode(Path(given)) if mode == "auto" else mode
     return kind, find_model(Path(given)) if kind == "libai" else Path(given)
+
+
+def model_name(path: Path) -> str:
+    """What clients call the model: a checkpoint of a run has the name of the run's folder."""
+    place = path.resolve()
+    run = place.parents[min(1, len(place.parents) - 1)]
+    return run.name if place.parent == checkpoint_folder(run) else place.name
 
 
 # What a Llama's pretrain.py rounds a vocabulary up to.

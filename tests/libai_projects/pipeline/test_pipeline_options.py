@@ -22,6 +22,7 @@ from libai_projects.inference.options import (
     limits_of,
     parse_options,
 )
+from libai_projects.inference.pipeline import model_name
 from libai_projects.inference.requests import Limits
 from libai_projects.weights.libai_checkpoints import detect_mode, find_model
 
@@ -199,6 +200,8 @@ def test_finds_the_model_that_a_path_means(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text(json.dumps({}))
     assert detect_mode(tmp_path / "hf") == "huggingface"
+    assert model_name(newer / "step-00000030") == run.name
+    assert model_name(tmp_path / "hf") == "hf"
     with pytest.raises(UserError, match="--mode huggingface"):
         find_model(tmp_path / "hf")
     with pytest.raises(UserError, match="nothing of that name"):
