@@ -108,6 +108,9 @@ def use_dummy(cfg: DictConfig) -> list[str]:
     ]
     cfg.dataloader.train.splits, cfg.dataloader.train.weights = [[949.0, 50.0, 1.0]], [1.0]
     cfg.dataloader.test = []
+    if "masked_lm_only" in cfg.model.cfg:
+        # There are no pairs of sentences.
+        cfg.model.cfg.masked_lm_only = True
     return ["--dummy: random tokens, so the loss stays near that of guessing"]
 
 

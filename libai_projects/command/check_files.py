@@ -19,6 +19,7 @@ from libai_projects.command.config import name_of
 from libai_projects.text import token_files
 from libai_projects.text.indexed_dataset import MMapTokenDataset
 from libai_projects.text.loaders import TokenFiles
+from libai_projects.text.masked import MaskedText
 from libai_projects.weights import old_runs
 from libai_projects.weights.libai_checkpoints import is_libai
 
@@ -74,6 +75,9 @@ def check_dataset(cfg: DictConfig, key: str, dataset: DictConfig) -> None:
     if name_of(dataset) == TokenFiles.__name__:
         instantiate(dataset)
         return
+    if name_of(dataset) == MaskedText.__name__:
+        MMapTokenDataset(dataset.data_prefix, try_get_key(cfg, "model.cfg.vocab_size_real"))
+        return
     indexed = dataset.get("indexed_dataset")
     if indexed is None or indexed.get("data_impl", "mmap") != "mmap":
         return
@@ -118,7 +122,8 @@ def contents(cfg: DictConfig) -> dict[str, Any]:
     key = "model.cfg.vocab_size_real"
     found = {key: try_get_key(cfg, key, default=None)}
     for key, dataset in datasets(cfg):
-        indexed = (dataset.get("indexed_dataset") or {}).get("data_prefix")
+        # LiBai's is a node of its own in the data set; ours is the data set itself.
+        indexed = (dataset.get("indexed_dataset") or dataset).get("data_prefix")
         if indexed or dataset.get("path"):
             files = [Path(f"{indexed}.bin")] if indexed else token_files.files_of(dataset.path)
             found[f"the bytes of {key}"] = sum(file.stat().st_size for file in files)

@@ -48,6 +48,8 @@ _SHAPE_KEYS = (
     "mlp_bias",
     "max_seq_length",
     "vocab_size_real",
+    "num_tokentypes",
+    "masked_lm_only",
 )
 METRICS_NAME = "metrics.json"
 EVALUATION = "evaluation"

@@ -34,6 +34,7 @@ from libai_projects.command.output import CONFIG_BACKUP, METRICS_NAME, MetricsJs
 from libai_projects.engine import parts
 from libai_projects.engine.steps import LibaiEagerStep, LibaiGraphStep
 from libai_projects.engine.task import THEIR_SPLITS, metric_of, replicas
+from libai_projects.models.families import table_of
 from libai_projects.weights import load, load_into, old_runs
 from libai_projects.weights.loading import load_checkpoint
 from libai_projects.weights.monarch import KEYS, in_libai_layout
@@ -230,7 +231,7 @@ class SparseToDense(Hook):
         parts.make_dense(cfg)
         trainer.use_model(parts.make_model(cfg))
         trainer.model.train()
-        load_into(trainer.model, arrays)
+        load_into(trainer.model, arrays, table=table_of(trainer.model))
         moments |= graph
         names = on_rank_0(lambda: list(moments))
         trainer.train_step.load_optimizer(Spread(moments, names), trainer.position.step)
@@ -273,7 +274,8 @@ def evaluate(cfg: DictConfig, backend: Backend, weights: str) -> object:
     """
     loaders = parts.make_loaders(cfg, parts.make_tokenizer(cfg))
     if try_get_key(cfg, "train.sparse_to_dense.fraction", default=None) is not None:
-        _, found = load(weights, on_rank_0(lambda: weights_format(weights)))
+        table = table_of(try_get_key(cfg, "model._target_"))
+        _, found = load(weights, on_rank_0(lambda: weights_format(weights)), table=table)
         if not any(key in found for key in KEYS):
             parts.make_dense(cfg)
     model = parts.make_model(cfg)

@@ -11,12 +11,15 @@ from oneflow_accel.errors import UserError
 
 from oneflow import nn
 
+from libai_projects.models.bert.model import BertPretrainingModel
+from libai_projects.models.bert.options import BertOptions
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from libai_projects.models.gpt2.options import GPT2Options
 from libai_projects.models.llama import options as llama
 from libai_projects.models.llama.model import LlamaForPreTraining, LlamaStepModel
 from libai_projects.models.options import check_division
 from libai_projects.models.step_model import StepModel
+from libai_projects.weights.bert import BERT
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.llama import LLAMA
 from libai_projects.weights.table import Table
@@ -26,25 +29,27 @@ from libai_projects.weights.table import Table
 class Family:
     """`check` raises a UserError where options of the model cannot be, of a `cfg.model.cfg` and the
     number of processes that share each layer; `model` is what trains, `steps` makes of one what
-    generation steps through."""
+    generation steps through, None where it does not generate."""
 
     table: Table
     check: Callable[[Mapping[str, Any], int], object]
     model: type[nn.Module]
-    steps: Callable[..., StepModel]
+    steps: Callable[..., StepModel] | None
 
 
 FAMILIES = (
     Family(GPT2, GPT2Options.checked, GPT2ForPreTraining, GPT2StepModel),
     Family(LLAMA, llama.check, LlamaForPreTraining, LlamaStepModel),
+    Family(BERT, BertOptions.checked, BertPretrainingModel, None),
 )
 
 
 def family_of(target: Any) -> Family:
-    """The family of a model, its class, or the `_target_` of a config; a UserError for another."""
+    """The family of a model that generates, its class, or the `_target_` of a config; a UserError
+    for another."""
     found = _find(target)
-    if found is None:
-        known = " and ".join(family.table.title for family in FAMILIES)
+    if found is None or found.steps is None:
+        known = " and ".join(family.table.title for family in FAMILIES if family.steps)
         raise UserError(f"the model {target} cannot generate here; those that can: {known}")
     return found
 

@@ -190,6 +190,26 @@ def causal_attention(
     return flow.matmul(weights, value)
 
 
+def segment_attention(
+    query: flow.Tensor,
+    key: flow.Tensor,
+    value: flow.Tensor,
+    segments: flow.Tensor | None,
+    dropout: nn.Dropout,
+    *,
+    scale: float,
+    layer_scale: int = 1,
+) -> flow.Tensor:
+    """As `causal_attention`, unfused, of tokens that see all with their number in `segments`
+    (batch, time), or all."""
+    scores = flow.matmul(query, key, transpose_b=True, alpha=scale / layer_scale) * layer_scale
+    if segments is not None:
+        batch, time = segments.shape
+        others = segments.reshape(batch, 1, time, 1) != segments.reshape(batch, 1, 1, time)
+        scores = scores + others.to(scores.dtype) * HIDDEN
+    return flow.matmul(dropout(flow.softmax(scores, dim=-1)), value)
+
+
 def _causal_mask(scores: flow.Tensor) -> flow.Tensor:
     """True where a row sees a column, (1, 1, rows, columns); made in the forward, as a graph must
     not capture a free tensor."""

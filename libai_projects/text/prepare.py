@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,20 +21,29 @@ from oneflow_accel.errors import DataError, UserError
 
 from flow_train.cli import Parser
 from flow_train.config.flags import flag
+from flow_train.config.keys import Positive
 from libai_projects.text.corpus import (
     BlockEncoder,
     CorpusReport,
     ReadOptions,
     check_files,
+    is_jsonl,
+    read_blocks,
     run_command,
     write_corpus,
 )
 from libai_projects.text.indexed_dataset import DatasetWriter, data_file, dtype_for_vocabulary
 from libai_projects.text.token_files import HELD_OUT_SUFFIX, Description
-from libai_projects.text.tokenizer import GPT2Tokenizer, Tokenizer, open_tokenizer
+from libai_projects.text.tokenizer import (
+    GPT2Tokenizer,
+    Tokenizer,
+    open_tokenizer,
+    train_word_pieces,
+)
 
 # Names of the outputs, and of the datasets after the prefix.
 _TRAIN, _VALID = "train", "valid"
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 class Options(ReadOptions):
@@ -57,6 +67,11 @@ class Options(ReadOptions):
     "GPT-2's merges.txt; $MAGICPROMPT_MERGES without it"
     tokenizer: str | None = flag(None, "PATH")
     "in place of these two: a tokenizer.json, a tokenizer.model, or the folder of one"
+    train_vocabulary: Positive | None = flag(None, "N")
+    """first make the tokenizer.json that --tokenizer names: at most N word pieces of the inputs, in
+    lower case, as BERT's"""
+    split_sentences: bool = flag(False)
+    "cut each text after . ! or ? and white space, as BERT needs it for the order of sentences"
     append_eod: bool = flag(True)
     "end each prompt with <|endoftext|>; without it, prompts run into each other"
     validation: str | None = flag(None, "FILE|SHARE")
@@ -78,6 +93,8 @@ def run(argv: Sequence[str]) -> int:
     arguments = Options.parse(parser, argv)
     share, validation_file = _validation(arguments.validation)
     check_files([*arguments.inputs, *([validation_file] if validation_file else [])])
+    if arguments.train_vocabulary:
+        _train_vocabulary(arguments)
     if arguments.tokenizer:
         tokenizer: Tokenizer = open_tokenizer(arguments.tokenizer)
     else:
@@ -92,6 +109,7 @@ def run(argv: Sequence[str]) -> int:
             keys={arguments.json_key: name},
             eod_id=tokenizer.eod_token_id if arguments.append_eod else None,
             strip=arguments.strip,
+            split_sentences=_SENTENCE_END.split if arguments.split_sentences else None,
             held_out=held_out,
             held_out_name=_VALID,
             seed=arguments.seed,
@@ -147,6 +165,26 @@ def run(argv: Sequence[str]) -> int:
     if arguments.report:
         _write_report(arguments.report, reports)
     return 0
+
+
+def _train_vocabulary(arguments: Options) -> None:
+    """Of all lines of the inputs; the encoder says which of them are bad."""
+    place = Path(arguments.tokenizer or "")
+    if place.suffix != ".json":
+        raise UserError(
+            "--train-vocabulary writes a tokenizer.json: say where with --tokenizer FOLDER/"
+            "tokenizer.json"
+        )
+    if place.exists() and not arguments.overwrite:
+        raise DataError(f"{place} exists already; --overwrite replaces it")
+    if arguments.format == "jsonl" or any(map(is_jsonl, arguments.inputs)):
+        raise UserError("--train-vocabulary reads plain text, one per line, and not JSON")
+    blocks = read_blocks(arguments.inputs)
+    train_word_pieces(
+        (line for block in blocks for line in block.data.decode("utf-8", "replace").split("\n")),
+        arguments.train_vocabulary,
+        place,
+    )
 
 
 def _validation(option: str | None) -> tuple[float, Path | None]:

@@ -28,6 +28,7 @@ from oneflow_accel.errors import UserError
 # whoever wants several cores uses processes. It reads the variable at each call.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import numpy as np
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
@@ -252,6 +253,46 @@ class HuggingFaceTokenizer(_LibraryTokenizer):
         self._library.encode_special_tokens = True
 
 
+WORD_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""What BERT's tokenizers begin with."""
+
+
+class WordPieceTokenizer(_LibraryTokenizer):
+    """A tokenizer.json of word pieces, as BERT's (Devlin et al. 2019): pieces after a word's first
+    begin with ##, and decoded words are apart by one space. `words` are the ids of all tokens that
+    are not special. Raises UserError where it lacks one of WORD_PIECES."""
+
+    def __init__(self, path: str | os.PathLike[str], library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        library.no_padding()
+        library.no_truncation()
+        ids = library.get_vocab(with_added_tokens=True)
+        missing = [token for token in WORD_PIECES if token not in ids]
+        if missing:
+            raise UserError(f"{path} has no token {missing[0]!r}, which word pieces for BERT have")
+        special = [ids[token] for token in WORD_PIECES]
+        self.pad_token_id, _, self.cls_token_id, self.sep_token_id, self.mask_token_id = special
+        self.bos_token_id, self.eos_token_id = self.cls_token_id, self.sep_token_id
+        self.eod_token_id = self.sep_token_id
+        self._special, self.vocab_size = frozenset(special), 1 + max(ids.values())
+        self.words = np.setdiff1d(sorted(ids.values()), special)
+        tokens = {number: token for token, number in ids.items()}
+        self._bytes = [
+            token[2:].encode() if token.startswith("##") else f" {token}".encode()
+            for token in (tokens.get(number, "") for number in range(self.vocab_size))
+        ]
+
+
+def train_word_pieces(texts: Iterable[str], size: int, path: Path) -> None:
+    """Write the tokenizer.json of a vocabulary of at most `size` lower-case word pieces."""
+    library = tokenizers.BertWordPieceTokenizer(lowercase=True)
+    library.train_from_iterator(
+        texts, vocab_size=size, special_tokens=list(WORD_PIECES), show_progress=False
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    library.save(str(path))
+
+
 class SentencePieceTokenizer(Tokenizer):
     """A tokenizer.model, as Llama 2's (Kudo and Richardson 2018, "SentencePiece"). Raises UserError
     where it is damaged or has no piece that ends a text."""
@@ -298,14 +339,24 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             "tokenizer.model or the folder that one is in"
         )
     if place.is_file():
-        return (HuggingFaceTokenizer if place.suffix == ".json" else SentencePieceTokenizer)(place)
+        return _of_json(place) if place.suffix == ".json" else SentencePieceTokenizer(place)
     if (place / "tokenizer.json").is_file():
-        return HuggingFaceTokenizer(place / "tokenizer.json")
+        return _of_json(place / "tokenizer.json")
     if (place / "tokenizer.model").is_file():
         return SentencePieceTokenizer(place / "tokenizer.model")
     if (place / "vocab.json").is_file():
         return GPT2Tokenizer(place / "vocab.json", place / "merges.txt")
     raise UserError(f"{place} has no tokenizer.json, no tokenizer.model and no vocab.json")
+
+
+def _of_json(path: Path) -> Tokenizer:
+    try:
+        library = tokenizers.Tokenizer.from_file(str(path))
+    # The library raises bare exceptions; what is wrong the other one says.
+    except Exception:
+        return HuggingFaceTokenizer(path)
+    is_of_words = isinstance(library.model, models.WordPiece)
+    return WordPieceTokenizer(path, library) if is_of_words else HuggingFaceTokenizer(path)
 
 
 class StreamDecoder:

@@ -1,4 +1,4 @@
-"""Converts weights of GPT-2 and Llama between Hugging Face, Meta and LiBai.
+"""Converts weights of GPT-2, Llama and BERT between Hugging Face, Meta and LiBai.
 
     python -m libai_projects.weights.convert SRC DST --from huggingface --to libai
 
@@ -49,7 +49,7 @@ class Options(Flags):
     partial: bool = flag(False, text="go on without weights that are missing or unfit")
     force: bool = flag(False, text="replace DST, if it holds weights")
 
-    model: Literal["gpt2", "llama"] | None = flag(
+    model: Literal["gpt2", "llama", "bert"] | None = flag(
         None, group=("what a LiBai checkpoint may not tell",)
     )
     "default: what config.json says, llama for meta, else gpt2"
@@ -71,7 +71,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     """The command line. UserError: it is wrong."""
     parser = Parser(
         prog="python -m libai_projects.weights.convert",
-        description="Convert weights of GPT-2 and Llama between Hugging Face, Meta and LiBai. "
+        description="Convert weights of GPT-2, Llama and BERT between Hugging Face, Meta and LiBai. "
         "Numbers are computed and written in float32 unless --dtype says otherwise.",
     )
     Options.add_to(parser)

@@ -19,6 +19,7 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import Checkpoint
 from libai_projects.weights import huggingface, libai_checkpoints
+from libai_projects.weights.bert import BERT
 from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.llama import LLAMA, read_meta
 from libai_projects.weights.table import (
@@ -33,7 +34,7 @@ from libai_projects.weights.table import (
 )
 
 MODES = ("huggingface", "libai", "upstream", "meta")
-TABLES = {GPT2.model_type: GPT2, LLAMA.model_type: LLAMA}
+TABLES = {table.model_type: table for table in (GPT2, LLAMA, BERT)}
 """By config.json's model_type."""
 _PARTIAL_HINT = "is it the right model? --partial takes what fits"
 # Most rows that padding adds: a multiple such as 128 for each of 8 tensor-parallel processes.

@@ -1,6 +1,6 @@
 """A model's weights as a table: names, shapes and layouts in Hugging Face and in LiBai 0.1.1, the
 settings of config.json, and what a training begins with. What is here reads, writes and draws by
-such a table; `gpt2.py` and `llama.py` are two.
+such a table; `gpt2.py`, `llama.py` and `bert.py` are three.
 
 LiBai 0.1.1 is the layout that all others are turned into: linear weights (in, out), the output axis
 of fused queries, keys and values (heads, query/key/value, head size). Upstream LiBai is 0.1.1 with
@@ -37,7 +37,9 @@ class Part:
     `axes` are keys of the settings, in LiBai 0.1.1's layout; the last one is the bias's. A key as
     `bias` says whether there is one. With two axes and a bias, or a key for it, it is a linear
     layer. `fused` layers are side by side: 3 for queries, keys and values, which Hugging Face has
-    (query/key/value, heads, head size). Where the key `unless` is true the module is not there.
+    (query/key/value, heads, head size), or where `apart` names them as modules of their own, which
+    `theirs` stands for then. Where the key `unless` is true the module is not there; without
+    `weight` it has a bias alone, whose size is the last axis.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Part:
     fused: int = 1
     bias: bool | str = True
     unless: str = ""
+    apart: tuple[str, ...] = ()
+    weight: bool = True
 
     def shapes(self, config: Mapping[str, Any]) -> Shapes:
         """Shapes of what lies below the module."""
@@ -54,7 +58,8 @@ class Part:
         weight = tuple(config[key] for key in self.axes[:-1])
         weight += (self.fused * config[self.axes[-1]],)
         biased = config.get(self.bias) if isinstance(self.bias, str) else self.bias
-        return {"weight": weight, "bias": weight[-1:]} if biased else {"weight": weight}
+        found = {"weight": weight, "bias": weight[-1:]} if biased else {"weight": weight}
+        return found if self.weight else {"bias": found["bias"]}
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,8 @@ class Table:
     def of_vocabulary(self) -> tuple[str, ...]:
         """LiBai's names of what may have a row for each token: the token embedding is the first."""
         parts = (part for part in self.before + self.after if part.axes[0] == "vocab_size")
-        return tuple(f"{self.prefix}{part.name}.weight" for part in parts)
+        kinds = ((part.name, "weight" if part.weight else "bias") for part in parts)
+        return tuple(f"{self.prefix}{name}.{kind}" for name, kind in kinds)
 
     def resized(self, state: Mapping[str, np.ndarray], rows: int) -> State:
         """`state` with so many rows of vocabulary; those that it lacks are 0, as no token ever
@@ -247,9 +253,16 @@ class Table:
         return f"{self.their_block if place else ''}{place}{part.theirs}.{name.rpartition('.')[2]}"
 
     def clean_huggingface(self, state: Mapping[str, np.ndarray], config: Config) -> State:
-        """Take off the prefix and drop derived names; a UserError where the settings tie head and
-        token embedding, and they differ."""
-        names = {name.removeprefix(self.their_prefix): array for name, array in state.items()}
+        """Take off the prefix, drop derived names, and join layers that are fused here; a UserError
+        where the settings tie head and token embedding, and they differ."""
+        # TensorFlow's names of a norm's weights, in the first files of BERT.
+        old = re.compile(r"(LayerNorm)\.(gamma|beta)\Z")
+        kinds = {"gamma": "weight", "beta": "bias"}
+        names = {
+            old.sub(lambda found: f"{found[1]}.{kinds[found[2]]}", name): array
+            for name, array in state.items()
+        }
+        names = {name.removeprefix(self.their_prefix): array for name, array in names.items()}
         derived = re.compile(rf"({self.their_derived})\Z")
         if config.get(TIED, True):
             head, tokens = map(names.get, self.tied)
@@ -259,7 +272,21 @@ class Table:
                     "can be used".format(*self.tied)
                 )
             names.pop(self.tied[0], None)
-        return {name: array for name, array in names.items() if not derived.match(name)}
+        return {n: array for n, array in self._joined(names).items() if not derived.match(n)}
+
+    def _joined(self, state: State) -> State:
+        """Layers that are `apart` as one, where all are there: outputs are the first axis."""
+        for part in self.parts:
+            if not part.apart:
+                continue
+            first = re.compile(rf"({re.escape(self.their_block)}\d+\.){re.escape(part.apart[0])}\.(\w+)\Z")
+            for place, kind in [found.groups() for name in state if (found := first.match(name))]:
+                names = [f"{place}{name}.{kind}" for name in part.apart]
+                if all(name in state for name in names):
+                    state[f"{place}{part.theirs}.{kind}"] = np.concatenate(
+                        [state.pop(name) for name in names]
+                    )
+        return state
 
     def clean_libai(self, state: Mapping[str, np.ndarray]) -> State:
         """Give every name the prefix of the wrapping model and drop what follows from others."""
@@ -291,7 +318,12 @@ class Table:
             theirs = self.their_name(name)
             if theirs != self.tied[0]:
                 theirs = self.their_prefix + theirs
-            result[theirs] = array.T if self._turned(name, array.ndim) else array
+            array = array.T if self._turned(name, array.ndim) else array
+            if part is None or not part.apart:
+                result[theirs] = array
+                continue
+            for one, piece in zip(part.apart, np.split(array, part.fused), strict=True):
+                result[theirs.replace(part.theirs, one)] = np.ascontiguousarray(piece)
         return result
 
     def transposed(self, state: Mapping[str, np.ndarray]) -> State:

@@ -42,6 +42,7 @@ from libai_projects.models.layers import (
     merge_heads,
     require_positions,
     row_linear,
+    segment_attention,
     set_stages,
     split_heads,
     without_padding,
@@ -102,6 +103,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         hidden, parts = options.hidden_size, options.monarch_layers()
         self.num_heads, self.head_size = options.num_attention_heads, options.head_size
+        self.causal = options.causal
         self.fused_attention = bool(options.attention_fusion)
         self.fused_softmax = bool(options.scale_mask_softmax_fusion)
         self.scale = options.scale_of(layer_idx)
@@ -115,22 +117,30 @@ class SelfAttention(nn.Module):
         self.dense = _end_of_branch(options, DENSE, hidden, layer_idx)
         self.dropout = nn.Dropout(options.attention_dropout_prob)
 
-    def forward(self, x: flow.Tensor, residual: flow.Tensor) -> flow.Tensor:
-        """Two of (batch, time, hidden) to the same, sbp [S(0), B]."""
+    def forward(
+        self, x: flow.Tensor, residual: flow.Tensor, segments: flow.Tensor | None = None
+    ) -> flow.Tensor:
+        """Two of (batch, time, hidden) to the same, sbp [S(0), B]. Where attention is not causal, a
+        token sees those with its number in `segments` (batch, time)."""
         qkv = self.query_key_value(x)
         dropped = is_active(self.dropout)
         if self.fused_attention and (not dropped or can_drop_weights(qkv)):
             # (heads, 3) to (3, heads).
             packed = (*qkv.shape[:2], self.num_heads, 3, self.head_size)
             parts = qkv.reshape(*packed).transpose(2, 3)
-            drop = {"dropout": self.dropout.p, "seed": draw_seed(qkv)} if dropped else {}
-            context = packed_attention(parts, self.num_heads, causal=True, scale=self.scale, **drop)
+            given: dict[str, Any] = {"causal": self.causal, "scale": self.scale}
+            if dropped:
+                given |= {"dropout": self.dropout.p, "seed": draw_seed(qkv)}
+            context = packed_attention(parts, self.num_heads, segments=segments, **given)
             return self.dense(context, residual)
         query, key, value = flow._C.chunk(split_heads(qkv, 3 * self.head_size), 3, 3)
         scales = {"scale": self.scale, "layer_scale": self.layer_scale}
-        context = causal_attention(
-            query, key, value, self.dropout, fused=self.fused_softmax, **scales
-        )
+        if self.causal:
+            context = causal_attention(
+                query, key, value, self.dropout, fused=self.fused_softmax, **scales
+            )
+        else:
+            context = segment_attention(query, key, value, segments, self.dropout, **scales)
         return self.dense(merge_heads(context), residual)
 
 

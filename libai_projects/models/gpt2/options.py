@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from oneflow_accel.backends import kernels_of
 from oneflow_accel.kernels import registry
@@ -18,6 +18,8 @@ from libai_projects.weights import monarch
 from monarch_flow.layers import LinearConfig
 
 logger = logging.getLogger(__name__)
+
+O = TypeVar("O", bound="GPT2Options")
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none", "relu": None}
 """Option `activation` to the `approximate` argument of OneFlow's gelu; None: it is another."""
@@ -40,6 +42,9 @@ class GPT2Options(ModelOptions, frozen=True):
     logits is not the token embedding. The last three make Monarch
     layers, see `weights.monarch`.
     """
+
+    # Whether a token sees those before it only.
+    causal: ClassVar[bool] = True
 
     ffn_hidden_size: Positive
     layernorm_epsilon: Amount = 1e-5
@@ -73,14 +78,18 @@ class GPT2Options(ModelOptions, frozen=True):
         return monarch.layers({key: getattr(self, key) for key in monarch.KEYS})
 
 
-def from_config(cfg: Mapping[str, Any], tensor_parallel_size: int = 1) -> GPT2Options:
-    """Read the model's options and decide the fusions.
+def from_config(
+    cfg: Mapping[str, Any],
+    tensor_parallel_size: int = 1,
+    kind: type[O] = GPT2Options,  # type: ignore[assignment]
+) -> O:
+    """Read the model's options, of a `kind`, and decide the fusions.
 
     A fusion that is None becomes what the device has; one that is True on a device without it
     becomes False with a warning: it changes the speed, not the numbers. UserError: as
     `ModelOptions.checked`, and for a vocabulary that does not fit.
     """
-    options = GPT2Options.checked(cfg, tensor_parallel_size)
+    options = kind.checked(cfg, tensor_parallel_size)
     options.check_vocabulary()
     return options.model_copy(update={name: _decide(name, options) for name in FUSIONS})
 

@@ -1,0 +1,1 @@
+"""BERT for masked-language-model and sentence-order pretraining."""

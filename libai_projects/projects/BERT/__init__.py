@@ -1,0 +1,1 @@
+"""Pretraining of BERT on LiBai, with structured layers first and dense ones later."""
