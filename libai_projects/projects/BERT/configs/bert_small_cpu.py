@@ -1,12 +1,12 @@
-"""A BERT of 5.8 million parameters on one-line prompts, for the CPUs of a small machine."""
+"""A BERT of 1.3 million parameters on one-line prompts, for the CPUs of a small machine."""
 
 from .bert_pretraining import dataloader, graph, model, optim, tokenization, train
 
 __all__ = ["dataloader", "graph", "model", "optim", "tokenization", "train"]
 
 model.cfg.num_layers = 4
-model.cfg.hidden_size = 256
-model.cfg.ffn_hidden_size = 1024
+model.cfg.hidden_size = 128
+model.cfg.ffn_hidden_size = 512
 model.cfg.num_attention_heads = 4
 model.cfg.max_seq_length = 48
 # A prompt is one sentence.
