@@ -1,4 +1,4 @@
-"""Train a tiny GPT-2, Llama or GPT of LiBai's a few steps in every layout that is asked for, for
+"""Train a tiny GPT-2, Llama, BERT or GPT of LiBai's a few steps in every layout that is asked for, for
 test_parallel_layouts.py.
 
 The argument is a file of JSON: a list of cases, see `Case`. Rank 0 writes the results to the same
@@ -29,6 +29,7 @@ from oneflow import nn
 
 from flow_train.sharding import Sharding, fully_shard
 from libai_projects.generation.interface import ModelState
+from libai_projects.models.bert.model import BertPretrainingModel
 from libai_projects.models.families import family_of
 from libai_projects.models.gpt2.model import GPT2ForPreTraining
 from libai_projects.models.llama.model import LlamaForPreTraining
@@ -91,6 +92,8 @@ def batches(case: Case) -> list[dict[str, np.ndarray]]:
     if case.model == "libai":
         return [{"input_ids": rows[:, :-1], "labels": rows[:, 1:]} for rows in tiny.batches()]
     rng = np.random.default_rng(7)
+    if case.model == "bert":
+        return [pairs(rng) for _ in range(case.steps)]
     tokens = rng.integers(0, SHAPE.vocabulary, (case.steps, BATCH, SHAPE.positions + 1))
     found = [{"input_ids": rows[:, :-1], "labels": rows[:, 1:]} for rows in tokens]
     if case.documents > 1:
@@ -98,6 +101,25 @@ def batches(case: Case) -> list[dict[str, np.ndarray]]:
             begins = rng.random(batch["labels"].shape) < case.documents / SHAPE.positions
             batch["segments"] = np.cumsum(begins, axis=1)
     return found
+
+
+def pairs(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Two sentences a row, the second padded by up to 8. Rows have as many masked places, so that
+    means of parts are parts of the mean."""
+    ids = rng.integers(0, SHAPE.vocabulary, (BATCH, SHAPE.positions))
+    labels = np.full_like(ids, -1)
+    places = rng.permuted(np.tile(np.arange(SHAPE.positions - 8), (BATCH, 1)), axis=1)[:, :5]
+    np.put_along_axis(labels, places, np.take_along_axis(ids, places, 1), 1)
+    np.put_along_axis(ids, places, 1, 1)
+    ends = SHAPE.positions - rng.integers(0, 9, (BATCH, 1))
+    columns = np.arange(SHAPE.positions)
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "attention_mask": (columns < ends).astype(np.int64),
+        "tokentype_ids": (columns >= rng.integers(5, 20, (BATCH, 1))).astype(np.int64),
+        "ns_labels": rng.integers(0, 2, BATCH),
+    }
 
 
 def build(case: Case, scale: float = 0.1) -> nn.Module:
@@ -113,6 +135,9 @@ def build(case: Case, scale: float = 0.1) -> nn.Module:
         # Its first weights are the same in every layout.
         flow.manual_seed(3)
         return LlamaForPreTraining({**CONFIG, **LLAMA, **case.config})
+    if case.model == "bert":
+        flow.manual_seed(3)
+        return BertPretrainingModel({**CONFIG, "initializer_range": 0.1, **case.config})
     if case.model == "libai":
         model = GPTForPreTraining(OmegaConf.create({**LIBAI, **case.config}))
         state = {f"GPT_model.{name}": array for name, array in tiny.parameters().items()}
@@ -141,7 +166,7 @@ def place(values: np.ndarray, layer: int) -> flow.Tensor:
 
 
 def placed(batch: dict[str, np.ndarray]) -> dict[str, flow.Tensor]:
-    return {name: place(values, -(name == "labels")) for name, values in batch.items()}
+    return {name: place(values, -name.endswith("labels")) for name, values in batch.items()}
 
 
 def everywhere(x: flow.Tensor) -> np.ndarray:
@@ -195,15 +220,15 @@ def _graph_step(case: Case, model: nn.Module, optimizer: Any) -> Any:
     )
 
     def step(batch: dict[str, np.ndarray]) -> float:
-        loss = graph(**placed(batch))["lm_loss"]
-        return float(everywhere(loss.mean()))
+        losses = graph(**placed(batch))
+        return sum(float(everywhere(loss.mean())) for loss in losses.values())
 
     return step
 
 
 def _eager_step(model: nn.Module, optimizer: Any, cut: Sharding | None) -> Any:
     def step(batch: dict[str, np.ndarray]) -> float:
-        loss = model(**placed(batch))["lm_loss"]
+        loss = sum(model(**placed(batch)).values())
         loss.backward()
         optimizer.clip_grad() if cut is None else cut.clip(1.0)
         optimizer.step()

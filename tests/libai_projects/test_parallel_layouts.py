@@ -1,5 +1,5 @@
-"""Every parallel layout trains and generates as one process does (libai_spec 2.7): GPT-2, also with
-Monarch and block-diagonal layers, and the Llama, whose 20 steps learn."""
+"""Every parallel layout trains and generates as one process does (libai_spec 2.7): GPT-2 and BERT, also
+with Monarch and block-diagonal layers, and the Llama, whose 20 steps learn."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ UNFUSED = {
     "bias_dropout_fusion": False,
     "bias_gelu_fusion": False,
 }
+BLOCK_MLP, MONARCH_MLP = {"mlp_cfg": "blockdiag"}, {"mlp_cfg": "monarch"}
 APART = {"attention_fusion": False}
 # Rows that tensor parallelism adds to the vocabulary; they change no loss.
 PADDED = {"vocab_size": 98, "vocab_size_real": 96}
@@ -57,6 +58,10 @@ def libai(**case: Any) -> dict[str, Any]:
 
 def llama(**case: Any) -> dict[str, Any]:
     return {"model": "llama", "steps": 20, **case}
+
+
+def bert(**case: Any) -> dict[str, Any]:
+    return {"model": "bert", **case}
 
 
 def dropped(config: dict[str, Any], **case: Any) -> dict[str, Any]:
@@ -90,6 +95,11 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "residual dropout": dropped(RESIDUAL, graph=True),
         "monarch": monarch(evaluate=True),
         "blocks": blocks(evaluate=True),
+        "bert": bert(evaluate=True),
+        "bert, unfused": bert(config=UNFUSED),
+        "bert, graph": bert(graph=True, accumulation=4, checkpointing=True, evaluate=True),
+        "blocks bert": bert(config=BLOCK_MLP, evaluate=True),
+        "monarch bert": bert(config=MONARCH_MLP),
         "llama": llama(evaluate=True),
         "llama, time first": llama(config=FIRST),
         "tied llama": llama(config=TIED),
@@ -115,6 +125,12 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "monarch, graph, tensor": monarch(graph=True, tensor=2, evaluate=True),
         "monarch, generate, tensor": monarch(tensor=2, generate=True),
         "monarch, generate bfloat16, tensor": monarch(tensor=2, generate=True, **BFLOAT16),
+        "bert, data": bert(data=2, evaluate=True),
+        "bert, tensor, padded": bert(tensor=2, config={**UNFUSED, **PADDED}),
+        "bert, graph, ZeRO 2": bert(graph=True, data=2, zero=2),
+        "bert, graph, pipeline": bert(pipeline=2, **OVERLAPPED),
+        "blocks bert, tensor": bert(tensor=2, config=BLOCK_MLP, evaluate=True),
+        "monarch bert, graph, tensor": bert(graph=True, tensor=2, config=MONARCH_MLP),
         "llama, generate, pipeline": llama(pipeline=2, generate=True),
         "llama, data": llama(data=2, evaluate=True),
         # The fused loss has another form there.
@@ -136,6 +152,9 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "llama, generate int8, tensor": llama(data=2, tensor=2, generate=True, **INT8),
         "monarch, tensor, pipeline": monarch(tensor=2, pipeline=2),
         "blocks, data, tensor": blocks(data=2, tensor=2, evaluate=True),
+        "bert, data, tensor": bert(data=2, tensor=2, evaluate=True),
+        "bert, graph, tensor, pipeline": bert(graph=True, tensor=2, pipeline=2, accumulation=2),
+        "blocks bert, tensor, pipeline": bert(tensor=2, pipeline=2, config=BLOCK_MLP),
         "llama, data, tensor over time": llama(data=2, tensor=2, config=OVER_TIME),
     },
 }
@@ -193,7 +212,7 @@ def test_a_layout_generates_as_the_reference(runs: dict[str, Any], name: str) ->
 
 def test_what_differs(runs: dict[str, Any]) -> None:
     """Models learn, so that equal losses are not those of one that stands still."""
-    for name, steps, by in (("gpt2", 6, 0), ("monarch", 6, 0), ("llama", 20, 0.5)):
+    for name, steps, by in (("gpt2", 6, 0), ("monarch", 6, 0), ("bert", 6, 0), ("llama", 20, 0.5)):
         losses = values(runs, name)
         # After the steps, that of the first batch again.
         assert losses[steps] < losses[0] - by
