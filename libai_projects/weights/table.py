@@ -279,7 +279,9 @@ class Table:
         for part in self.parts:
             if not part.apart:
                 continue
-            first = re.compile(rf"({re.escape(self.their_block)}\d+\.){re.escape(part.apart[0])}\.(\w+)\Z")
+            first = re.compile(
+                rf"({re.escape(self.their_block)}\d+\.){re.escape(part.apart[0])}\.(\w+)\Z"
+            )
             for place, kind in [found.groups() for name in state if (found := first.match(name))]:
                 names = [f"{place}{name}.{kind}" for name in part.apart]
                 if all(name in state for name in names):

