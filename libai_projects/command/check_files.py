@@ -122,7 +122,6 @@ def contents(cfg: DictConfig) -> dict[str, Any]:
     key = "model.cfg.vocab_size_real"
     found = {key: try_get_key(cfg, key, default=None)}
     for key, dataset in datasets(cfg):
-        # LiBai's is a node of its own in the data set; ours is the data set itself.
         indexed = (dataset.get("indexed_dataset") or dataset).get("data_prefix")
         if indexed or dataset.get("path"):
             files = [Path(f"{indexed}.bin")] if indexed else token_files.files_of(dataset.path)

@@ -117,11 +117,8 @@ class LibaiTask(Task):
     def total(self, losses: Mapping[str, flow.Tensor]) -> tuple[flow.Tensor, dict[str, Sum]]:
         """What is trained by, of what a model in training returns."""
         total = sum(losses.values())
-        sums = (
-            {}
-            if self._tokens is None
-            else {"perplexity": Sum(losses.get("lm_loss", total).detach(), 1)}
-        )
+        of_tokens = losses.get("lm_loss", total)
+        sums = {} if self._tokens is None else {"perplexity": Sum(of_tokens.detach(), 1)}
         if len(losses) > 1:
             for name, value in losses.items():
                 self.figures.setdefault(  # type: ignore[attr-defined]

@@ -11,8 +11,7 @@ from oneflow_accel.errors import UserError
 
 from oneflow import nn
 
-from libai_projects.models.bert.model import BertPretrainingModel
-from libai_projects.models.bert.options import BertOptions
+from libai_projects.models.bert.model import BertOptions, BertPretrainingModel
 from libai_projects.models.gpt2.model import GPT2ForPreTraining, GPT2StepModel
 from libai_projects.models.gpt2.options import GPT2Options
 from libai_projects.models.llama import options as llama

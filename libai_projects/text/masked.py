@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from oneflow_accel.errors import DataError, UserError
@@ -12,11 +13,6 @@ import oneflow as flow
 from libai.data.structures import DistTensorData, Instance
 
 from libai_projects.text.indexed_dataset import MMapTokenDataset
-from libai_projects.text.tokenizer import WordPieceTokenizer
-
-IGNORED = -1
-# Of the places that are predicted: these show the mask, a random token, the token itself.
-MASKED, RANDOM = 0.8, 0.1
 
 
 class MaskedText:
@@ -29,7 +25,7 @@ class MaskedText:
     with other masks each time, as in BERT's own files.
 
     Raises DataError where the dataset is damaged, has ids that are not the tokenizer's, or, if
-    pairs are wanted, no document of two sentences; UserError for a tokenizer without these tokens.
+    pairs are wanted, no document of two sentences; UserError for a tokenizer without [MASK].
     """
 
     def __init__(
@@ -42,15 +38,15 @@ class MaskedText:
         copies: int = 10,
         seed: int = 1234,
     ) -> None:
-        if not isinstance(tokenizer, WordPieceTokenizer):
+        if getattr(tokenizer, "mask_token_id", None) is None:
             raise UserError(
-                f"{data_prefix}: masked text needs a WordPiece tokenizer, with [CLS], [SEP] and "
-                "[MASK]; projects/BERT/prepare.py --train-vocabulary makes one"
+                f"{data_prefix}: masked text needs a tokenizer with [MASK], as "
+                "projects/BERT/prepare.py --train-vocabulary makes one"
             )
         self._ids = MMapTokenDataset(data_prefix, tokenizer.vocab_size)
         self._tokenizer, self._length, self._pairs = tokenizer, max_seq_length, not masked_lm_only
         self._share, self._copies, self._seed = share, copies, seed
-        self._room = max_seq_length - (3 if self._pairs else 2)
+        self._room = max_seq_length - 2 - self._pairs
         self._samples = self._cut()
         if not self._samples:
             raise DataError(
@@ -60,16 +56,14 @@ class MaskedText:
 
     def _cut(self) -> list[tuple[int, int]]:
         """First sentence and end of each sample."""
-        sizes, documents = self._ids.sizes.tolist(), self._ids.doc_idx.tolist()
-        least, found = 1 + self._pairs, []
-        for first, end in zip(documents[:-1], documents[1:], strict=True):
-            begin, tokens = first, 0
-            for sentence in range(first, end):
-                tokens += sizes[sentence]
-                is_full = tokens >= self._room and sentence + 1 - begin >= least
-                if is_full or (sentence + 1 == end and sentence + 1 - begin >= least):
-                    found.append((begin, sentence + 1))
-                    begin, tokens = sentence + 1, 0
+        sizes, least, found = self._ids.sizes.tolist(), 1 + self._pairs, []
+        for begin, last in pairwise(self._ids.doc_idx.tolist()):
+            tokens = 0
+            for end in range(begin + 1, last + 1):
+                tokens += sizes[end - 1]
+                if end - begin >= least and (tokens >= self._room or end == last):
+                    found.append((begin, end))
+                    begin, tokens = end, 0
         return found
 
     def __len__(self) -> int:
@@ -78,55 +72,40 @@ class MaskedText:
     def arrays(self, index: int) -> dict[str, np.ndarray]:
         """`input_ids`, `labels`, `attention_mask` and `tokentype_ids`, (max_seq_length,) int64,
         and of pairs `ns_labels` (), 1 where the parts are exchanged."""
-        draw = np.random.default_rng([self._seed, index])
-        first, end = self._samples[index % len(self._samples)]
-        sentences = [self._ids.get(each) for each in range(first, end)]
-        kind = self._tokenizer
-        parts, is_exchanged = [np.concatenate(sentences)[: self._room]], False
+        draw, kind = np.random.default_rng([self._seed, index]), self._tokenizer
+        first, last = self._samples[index % len(self._samples)]
+        sentences = [self._ids.get(each) for each in range(first, last)]
+        cut = int(draw.integers(1, len(sentences))) if self._pairs else len(sentences)
+        is_exchanged = self._pairs and draw.random() < 0.5
+        parts = [np.concatenate(sentences[:cut])]
         if self._pairs:
-            cut = int(draw.integers(1, len(sentences)))
-            a, b = np.concatenate(sentences[:cut]), np.concatenate(sentences[cut:])
-            is_exchanged = bool(draw.random() < 0.5)
-            a, b = (b, a) if is_exchanged else (a, b)
+            parts.append(np.concatenate(sentences[cut:]))
+            a, b = reversed(parts) if is_exchanged else parts
             # The longer part gives way.
             a = a[: max(self._room - len(b), self._room // 2)]
             parts = [a, b[: self._room - len(a)]]
         ids = np.full(self._length, kind.pad_token_id, np.int64)
         types, mask = np.zeros((2, self._length), np.int64)
-        ids[0], end = kind.cls_token_id, 1
+        ids[0], end = kind.bos_token_id, 1
         for number, part in enumerate(parts):
-            after = end + len(part)
-            ids[end:after], ids[after] = part, kind.sep_token_id
+            after = end + len(part[: self._room])
+            ids[end:after], ids[after] = part[: self._room], kind.eos_token_id
             types[end : after + 1] = number
             end = after + 1
         mask[:end] = 1
-        found = {"attention_mask": mask, "tokentype_ids": types}
-        if self._pairs:
-            found["ns_labels"] = np.array(is_exchanged, np.int64)
-        return {**self._masked(ids, end, draw), **found}
-
-    def _masked(
-        self, ids: np.ndarray, end: int, draw: np.random.Generator
-    ) -> dict[str, np.ndarray]:
-        kind, labels = self._tokenizer, np.full(len(ids), IGNORED, np.int64)
-        inner = np.flatnonzero((ids[1:end] != kind.sep_token_id)) + 1
-        count = max(1, round(self._share * len(inner)))
-        chosen = draw.permutation(inner)[:count]
+        labels = np.full(self._length, -1, np.int64)
+        inner = np.flatnonzero(ids[1:end] != kind.eos_token_id) + 1
+        chosen = draw.permutation(inner)[: max(1, round(self._share * len(inner)))]
         labels[chosen] = ids[chosen]
-        way = draw.random(len(chosen))
-        random = draw.choice(kind.words, len(chosen))
-        ids[chosen] = np.where(
-            way < MASKED,
-            kind.mask_token_id,
-            np.where(way < MASKED + RANDOM, random, ids[chosen]),
-        )
-        return {"input_ids": ids, "labels": labels}
+        way, random = draw.random(len(chosen)), draw.integers(0, kind.vocab_size, len(chosen))
+        ids[chosen] = np.where(way < 0.9, random, ids[chosen])
+        ids[chosen[way < 0.8]] = kind.mask_token_id
+        found = {"input_ids": ids, "labels": labels, "attention_mask": mask, "tokentype_ids": types}
+        return found | ({"ns_labels": np.array(is_exchanged, np.int64)} if self._pairs else {})
 
     def __getitem__(self, index: int) -> Instance:
-        last = ("labels", "ns_labels")
-        return Instance(
-            **{
-                name: DistTensorData(flow.tensor(array), placement_idx=-(name in last))
-                for name, array in self.arrays(int(index)).items()
-            }
-        )
+        fields = {
+            name: DistTensorData(flow.tensor(array), placement_idx=-name.endswith("labels"))
+            for name, array in self.arrays(int(index)).items()
+        }
+        return Instance(**fields)

@@ -171,20 +171,13 @@ def _train_vocabulary(arguments: Options) -> None:
     """Of all lines of the inputs; the encoder says which of them are bad."""
     place = Path(arguments.tokenizer or "")
     if place.suffix != ".json":
-        raise UserError(
-            "--train-vocabulary writes a tokenizer.json: say where with --tokenizer FOLDER/"
-            "tokenizer.json"
-        )
+        raise UserError("--train-vocabulary writes what --tokenizer names: FOLDER/tokenizer.json")
     if place.exists() and not arguments.overwrite:
         raise DataError(f"{place} exists already; --overwrite replaces it")
     if arguments.format == "jsonl" or any(map(is_jsonl, arguments.inputs)):
         raise UserError("--train-vocabulary reads plain text, one per line, and not JSON")
-    blocks = read_blocks(arguments.inputs)
-    train_word_pieces(
-        (line for block in blocks for line in block.data.decode("utf-8", "replace").split("\n")),
-        arguments.train_vocabulary,
-        place,
-    )
+    texts = (block.data.decode("utf-8", "replace") for block in read_blocks(arguments.inputs))
+    train_word_pieces(texts, arguments.train_vocabulary, place)
 
 
 def _validation(option: str | None) -> tuple[float, Path | None]:

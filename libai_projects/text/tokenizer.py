@@ -28,14 +28,14 @@ from oneflow_accel.errors import UserError
 # whoever wants several cores uses processes. It reads the variable at each call.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import numpy as np
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
 
-# What makes text of tokens: GPT-2's alphabet, or pieces with U+2581 for a space.
-_DECODERS = ("ByteLevel", "ByteFallback", "Metaspace")
+# What makes text of tokens: GPT-2's alphabet, pieces with U+2581 for a space, or BERT's, of which
+# those within a word begin with ##.
+_DECODERS = ("ByteLevel", "ByteFallback", "Metaspace", "WordPiece")
 
 # Entries that no merge makes and that a vocabulary may hold none the less.
 _SPECIAL = re.compile(r"<.+>|\[[A-Z]+\d*\]")
@@ -107,6 +107,8 @@ class Tokenizer:
     eos_token_id: int
     eod_token_id: int
     pad_token_id: int
+    # Of what masked language models see; None of others.
+    mask_token_id: int | None = None
     # What a decoded text leaves out, and what each token is in it.
     _special: frozenset[int] = frozenset()
     _bytes: Sequence[bytes]
@@ -232,18 +234,21 @@ class HuggingFaceTokenizer(_LibraryTokenizer):
         if not any(f'"{kind}"' in decoder for kind in _DECODERS):
             raise UserError(
                 f"{file} is not of a kind that is read here: its decoder is none of "
-                f"{', '.join(_DECODERS)}, which Llamas' tokenizers have"
+                f"{', '.join(_DECODERS)}, which tokenizers of Llamas and BERT have"
             )
         bytewise = '"ByteLevel"' in decoder
         self._bytes = []
         for number in range(self.vocab_size):
             token = by_id.get(number, "")
             plain = number in added or not bytewise
+            if '"WordPiece"' in decoder:
+                token = token[2:] if token.startswith("##") else f" {token}"
             self._bytes.append(_piece_bytes(token) if plain else _token_bytes(token))
         named = _named_tokens(file.parent)
         self.eos_token_id = self.eod_token_id = _id_of(file, named, "eos_token", ids)
         self.bos_token_id = _id_of(file, named, "bos_token", ids, self.eos_token_id)
         self.pad_token_id = _id_of(file, named, "pad_token", ids, self.eos_token_id)
+        self.mask_token_id = ids.get("[MASK]")
         # The template of some files leaves out the first token that transformers adds.
         self._begins = bool(named.get("add_bos_token")) and not self._library.encode("").ids
 
@@ -253,42 +258,11 @@ class HuggingFaceTokenizer(_LibraryTokenizer):
         self._library.encode_special_tokens = True
 
 
-WORD_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""What BERT's tokenizers begin with."""
-
-
-class WordPieceTokenizer(_LibraryTokenizer):
-    """A tokenizer.json of word pieces, as BERT's (Devlin et al. 2019): pieces after a word's first
-    begin with ##, and decoded words are apart by one space. `words` are the ids of all tokens that
-    are not special. Raises UserError where it lacks one of WORD_PIECES."""
-
-    def __init__(self, path: str | os.PathLike[str], library: tokenizers.Tokenizer) -> None:
-        self._library = library
-        library.no_padding()
-        library.no_truncation()
-        ids = library.get_vocab(with_added_tokens=True)
-        missing = [token for token in WORD_PIECES if token not in ids]
-        if missing:
-            raise UserError(f"{path} has no token {missing[0]!r}, which word pieces for BERT have")
-        special = [ids[token] for token in WORD_PIECES]
-        self.pad_token_id, _, self.cls_token_id, self.sep_token_id, self.mask_token_id = special
-        self.bos_token_id, self.eos_token_id = self.cls_token_id, self.sep_token_id
-        self.eod_token_id = self.sep_token_id
-        self._special, self.vocab_size = frozenset(special), 1 + max(ids.values())
-        self.words = np.setdiff1d(sorted(ids.values()), special)
-        tokens = {number: token for token, number in ids.items()}
-        self._bytes = [
-            token[2:].encode() if token.startswith("##") else f" {token}".encode()
-            for token in (tokens.get(number, "") for number in range(self.vocab_size))
-        ]
-
-
 def train_word_pieces(texts: Iterable[str], size: int, path: Path) -> None:
-    """Write the tokenizer.json of a vocabulary of at most `size` lower-case word pieces."""
+    """Write the tokenizer.json of a vocabulary of at most `size` lower-case word pieces, with
+    BERT's special tokens."""
     library = tokenizers.BertWordPieceTokenizer(lowercase=True)
-    library.train_from_iterator(
-        texts, vocab_size=size, special_tokens=list(WORD_PIECES), show_progress=False
-    )
+    library.train_from_iterator(texts, vocab_size=size, show_progress=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     library.save(str(path))
 
@@ -339,24 +313,14 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             "tokenizer.model or the folder that one is in"
         )
     if place.is_file():
-        return _of_json(place) if place.suffix == ".json" else SentencePieceTokenizer(place)
+        return (HuggingFaceTokenizer if place.suffix == ".json" else SentencePieceTokenizer)(place)
     if (place / "tokenizer.json").is_file():
-        return _of_json(place / "tokenizer.json")
+        return HuggingFaceTokenizer(place / "tokenizer.json")
     if (place / "tokenizer.model").is_file():
         return SentencePieceTokenizer(place / "tokenizer.model")
     if (place / "vocab.json").is_file():
         return GPT2Tokenizer(place / "vocab.json", place / "merges.txt")
     raise UserError(f"{place} has no tokenizer.json, no tokenizer.model and no vocab.json")
-
-
-def _of_json(path: Path) -> Tokenizer:
-    try:
-        library = tokenizers.Tokenizer.from_file(str(path))
-    # The library raises bare exceptions; what is wrong the other one says.
-    except Exception:
-        return HuggingFaceTokenizer(path)
-    is_of_words = isinstance(library.model, models.WordPiece)
-    return WordPieceTokenizer(path, library) if is_of_words else HuggingFaceTokenizer(path)
 
 
 class StreamDecoder:
@@ -410,8 +374,8 @@ def _id_of(
     file: Path, named: dict[str, Any], role: str, ids: dict[str, int], otherwise: int | None = None
 ) -> int:
     """The id of the token with a role; usual names count where no file says it."""
-    usual = {"eos_token": ("</s>", "<|end_of_text|>", END_OF_TEXT, "<|eot_id|>")}
-    usual["bos_token"] = ("<s>", "<|begin_of_text|>")
+    usual = {"eos_token": ("</s>", "<|end_of_text|>", END_OF_TEXT, "<|eot_id|>", "[SEP]")}
+    usual |= {"bos_token": ("<s>", "<|begin_of_text|>", "[CLS]"), "pad_token": ("[PAD]",)}
     candidates = [named[role]] if role in named else usual.get(role, ())
     for token in candidates:
         if token in ids:

@@ -21,10 +21,6 @@ def _read_heads(content: Mapping[str, Any], config: Config, where: Path) -> Conf
     return {_MASKED_ONLY: (content.get("architectures") or [_OF_BOTH])[0] == _OF_MASKED}
 
 
-def _write_heads(config: Config) -> Config:
-    return {"architectures": [_OF_MASKED if config.get(_MASKED_ONLY) else _OF_BOTH]}
-
-
 def _embedding(name: str, theirs: str, rows: str) -> Part:
     axes = (rows, "hidden_size")
     return Part(f"embeddings.{name}", f"bert.embeddings.{theirs}", axes, bias=False)
@@ -105,6 +101,8 @@ BERT = Table(
     their_linear_is_out_in=True,
     derive=lambda config: {**config, "orders": 2},
     read_more=_read_heads,
-    write_more=_write_heads,
+    write_more=lambda config: {
+        "architectures": [_OF_MASKED if config.get(_MASKED_ONLY) else _OF_BOTH]
+    },
     more_keys=(_MASKED_ONLY,),
 )

@@ -71,7 +71,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     """The command line. UserError: it is wrong."""
     parser = Parser(
         prog="python -m libai_projects.weights.convert",
-        description="Convert weights of GPT-2, Llama and BERT between Hugging Face, Meta and LiBai. "
+        description="Convert weights of language models between Hugging Face, Meta and LiBai. "
         "Numbers are computed and written in float32 unless --dtype says otherwise.",
     )
     Options.add_to(parser)

@@ -256,13 +256,12 @@ class Table:
         """Take off the prefix, drop derived names, and join layers that are fused here; a UserError
         where the settings tie head and token embedding, and they differ."""
         # TensorFlow's names of a norm's weights, in the first files of BERT.
-        old = re.compile(r"(LayerNorm)\.(gamma|beta)\Z")
-        kinds = {"gamma": "weight", "beta": "bias"}
         names = {
-            old.sub(lambda found: f"{found[1]}.{kinds[found[2]]}", name): array
+            name.removeprefix(self.their_prefix)
+            .replace("LayerNorm.gamma", "LayerNorm.weight")
+            .replace("LayerNorm.beta", "LayerNorm.bias"): array
             for name, array in state.items()
         }
-        names = {name.removeprefix(self.their_prefix): array for name, array in names.items()}
         derived = re.compile(rf"({self.their_derived})\Z")
         if config.get(TIED, True):
             head, tokens = map(names.get, self.tied)
@@ -276,18 +275,13 @@ class Table:
 
     def _joined(self, state: State) -> State:
         """Layers that are `apart` as one, where all are there: outputs are the first axis."""
-        for part in self.parts:
-            if not part.apart:
-                continue
-            first = re.compile(
-                rf"({re.escape(self.their_block)}\d+\.){re.escape(part.apart[0])}\.(\w+)\Z"
-            )
-            for place, kind in [found.groups() for name in state if (found := first.match(name))]:
-                names = [f"{place}{name}.{kind}" for name in part.apart]
-                if all(name in state for name in names):
-                    state[f"{place}{part.theirs}.{kind}"] = np.concatenate(
-                        [state.pop(name) for name in names]
-                    )
+        for part in (part for part in self.parts if part.apart):
+            first = part.apart[0]
+            for name in [name for name in state if f".{first}." in name]:
+                names = [name.replace(first, each) for each in part.apart]
+                if all(each in state for each in names):
+                    joined = np.concatenate([state.pop(each) for each in names])
+                    state[name.replace(first, part.theirs)] = joined
         return state
 
     def clean_libai(self, state: Mapping[str, np.ndarray]) -> State:

@@ -1,9 +1,6 @@
 """Makes tests/data/hf_bert/: a small random BERT as transformers writes it, and what it computes.
 
 Run it in the environment of requirements/peer.txt: python tests/golden/make_hf_bert.py
-With `--check FOLDER` it loads a folder that we have written, as `transformers` does, and prints the
-largest difference of its logits to those of expected.npz.
-
 expected.npz holds input_ids of two pairs of sentences, of which the second is padded, with
 attention_mask and token_type_ids, both heads' logits, labels of the masked places, and the loss.
 """
@@ -11,7 +8,6 @@ attention_mask and token_type_ids, both heads' logits, labels of the masked plac
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -64,16 +60,5 @@ def main() -> None:
     np.savez_compressed(FOLDER / "expected.npz", **arrays, **logits, loss=out.loss.numpy())
 
 
-def check(folder: str) -> None:
-    model, told = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
-    print({key: sorted(map(str, value)) for key, value in told.items() if value})
-    with np.load(FOLDER / "expected.npz") as arrays, torch.no_grad():
-        names = ("input_ids", "attention_mask", "token_type_ids")
-        out = model.eval().float()(**{name: torch.tensor(arrays[name]) for name in names})
-        seen = arrays["attention_mask"] == 1
-        difference = np.abs(out.prediction_logits.numpy() - arrays["logits"])[seen].max()
-        print("largest difference of logits:", difference)
-
-
 if __name__ == "__main__":
-    check(sys.argv[2]) if sys.argv[1:2] == ["--check"] else main()
+    main()

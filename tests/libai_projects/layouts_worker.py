@@ -1,5 +1,5 @@
-"""Train a tiny GPT-2, Llama, BERT or GPT of LiBai's a few steps in every layout that is asked for, for
-test_parallel_layouts.py.
+"""Train a tiny GPT-2, Llama, BERT or GPT of LiBai's a few steps in every layout that is asked for,
+for test_parallel_layouts.py.
 
 The argument is a file of JSON: a list of cases, see `Case`. Rank 0 writes the results to the same
 name with `.out`: for each case a list of numbers, or the text of what went wrong. Two processes

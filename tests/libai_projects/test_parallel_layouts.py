@@ -1,5 +1,5 @@
-"""Every parallel layout trains and generates as one process does (libai_spec 2.7): GPT-2 and BERT, also
-with Monarch and block-diagonal layers, and the Llama, whose 20 steps learn."""
+"""Every parallel layout trains and generates as one process does (libai_spec 2.7): GPT-2 and BERT,
+also with Monarch and block-diagonal layers, and the Llama, whose 20 steps learn."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ before each branch, which is another function; its layers are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from oneflow_accel.distributed import set_value
 
@@ -16,10 +16,10 @@ from libai.layers import Embedding, LayerNorm, Linear, LMLogits, TransformerLaye
 from libai.utils import distributed as dist
 from oneflow import nn
 
-from libai_projects.models.bert.options import BertOptions
+from flow_train.config.keys import Amount, Positive
 from libai_projects.models.gpt2 import options as model_options
 from libai_projects.models.gpt2.model import FeedForward, SelfAttention, TokenLosses
-from libai_projects.models.gpt2.options import ACTIVATIONS
+from libai_projects.models.gpt2.options import ACTIVATIONS, GPT2Options
 from libai_projects.models.layers import (
     column_linear,
     drawn_later,
@@ -29,6 +29,19 @@ from libai_projects.models.layers import (
 )
 from libai_projects.weights.bert import BERT
 from libai_projects.weights.table import initial_weights
+
+
+class BertOptions(GPT2Options, frozen=True):
+    """GPT-2's options with BERT's defaults. `num_tokentypes` are the kinds of sentences, of which
+    a pair has two; with `masked_lm_only` there is no head for the order of sentences."""
+
+    causal: ClassVar[bool] = False
+
+    num_tokentypes: Positive = 2
+    masked_lm_only: bool = False
+    layernorm_epsilon: Amount = 1e-12
+    activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu"
+    use_scaled_init_for_output_weights: bool = False
 
 
 class BertEmbedding(nn.Module):

@@ -19,7 +19,7 @@ from monarch_flow.layers import LinearConfig
 
 logger = logging.getLogger(__name__)
 
-O = TypeVar("O", bound="GPT2Options")
+M = TypeVar("M", bound="GPT2Options")
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none", "relu": None}
 """Option `activation` to the `approximate` argument of OneFlow's gelu; None: it is another."""
@@ -81,8 +81,8 @@ class GPT2Options(ModelOptions, frozen=True):
 def from_config(
     cfg: Mapping[str, Any],
     tensor_parallel_size: int = 1,
-    kind: type[O] = GPT2Options,  # type: ignore[assignment]
-) -> O:
+    kind: type[M] = GPT2Options,  # type: ignore[assignment]
+) -> M:
     """Read the model's options, of a `kind`, and decide the fusions.
 
     A fusion that is None becomes what the device has; one that is True on a device without it

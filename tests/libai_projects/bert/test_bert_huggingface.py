@@ -153,15 +153,6 @@ def test_config_that_does_not_fit(tmp_path: Path, changes: dict[str, object], wo
         weights.load(copied(tmp_path / "model", **changes), "huggingface", table=BERT)
 
 
-def test_a_query_without_its_key_is_missed(tmp_path: Path) -> None:
-    folder = copied(tmp_path / "model")
-    state = load_file(folder / "model.safetensors")
-    del state["bert.encoder.layer.0.attention.self.key.weight"]
-    save_file(state, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"1 missing .*query_key_value.weight\), 2 unexpected"):
-        weights.load(folder, "huggingface", table=BERT)
-
-
 def test_a_bert_does_not_generate() -> None:
     with pytest.raises(UserError, match="cannot generate here; those that can: GPT-2 and Llama"):
         family_of(BertPretrainingModel)
