@@ -22,6 +22,7 @@ DOCUMENTS = (
     *_pages("resnet50_imagenet/", ""),
     *_pages("vit_10b/", ""),
     *_pages("libai_projects/projects/MagicPrompt/", ""),
+    *_pages("libai_projects/projects/BERT/", ""),
     *_pages("libai_projects/projects/Llama/", "ablation estimate flags measured"),
     *_pages("monarch_flow/", "layers measured models training"),
     "ARCHITECTURE.md",

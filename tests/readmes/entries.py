@@ -82,6 +82,15 @@ TINY_GPT = " ".join([*TINY, "train.train_iter=1", "train.checkpointer.period=1"]
 )
 TRAIN_ONE = "bash tools/train.sh tools/train_net.py projects/MagicPrompt/configs/gpt2_training.py 1"
 PREPARE = "python projects/MagicPrompt/prepare.py prompts.txt --validation valid.txt"
+BERT_TEXT = "--output-prefix bert/text --tokenizer bert/tokenizer.json --train-vocabulary"
+PREPARE_BERT = (
+    f"python projects/BERT/prepare.py prompts.txt --validation valid.txt {BERT_TEXT} 4096"
+)
+TRAIN_BERT = (
+    "python tools/train_net.py projects/BERT/configs/bert_small_cpu.py model.cfg.mlp_cfg=blockdiag "
+    "train.sparse_to_dense.fraction=0.7"
+)
+TINY_BERT = f"{TINY_GPT} dataloader.train.splits='[[1,0,0]]' train.output_dir={{runs}}/bert"
 PIPELINE_OF_FOUR = (
     "python3 -m oneflow.distributed.launch --nproc_per_node 4 projects/MagicPrompt/pipeline.py"
 )
@@ -324,6 +333,29 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     "MAGICPROMPT_DATA=data/sd bash tools/train.sh tools/train_net.py "
     "projects/MagicPrompt/configs/gpt2_small_cpu.py 1": ALIKE,
     "python tools/train_net.py --help": Help("libai_projects/tools/train_net.py", "KEY=VALUE"),
+    # BERT
+    "python tools/train_net.py projects/BERT/configs/bert_small_cpu.py --dummy --fast-dev-run": Run(
+        f"{TINY_BERT}_dummy", LIBAI, expect="20/20"
+    ),
+    PREPARE_BERT: Run("--overwrite", LIBAI, {"prompts.txt": "{prompts}", "valid.txt": "{prompts}"}),
+    f"python projects/BERT/prepare.py text.txt --validation 0.05 {BERT_TEXT} 30522 "
+    "--split-sentences": Run(
+        "--output-prefix bert/pairs --tokenizer bert/pairs.json", LIBAI, {"text.txt": "{prompts}"}
+    ),
+    TRAIN_BERT: Run(
+        f"{TINY_BERT} train.train_iter=2 train.sparse_to_dense.fraction=0.5",
+        LIBAI,
+        after=(PREPARE_BERT,),
+        expect="structured layers are dense from here on",
+    ),
+    "bash tools/train.sh tools/train_net.py projects/BERT/configs/bert_pretraining.py 4 "
+    "train.dist.tensor_parallel_size=2": NotRun("tests/libai_projects/bert/test_bert_runs.py"),
+    "python -m libai_projects.weights.convert projects/BERT/bert_small/checkpoints/best DST "
+    "--from libai --to huggingface --model bert": Run(
+        cwd=LIBAI,
+        replace={"projects/BERT/bert_small": "{runs}/bert", "DST": "{runs}/bert_for_others"},
+        after=(TRAIN_BERT,),
+    ),
     # Llama
     "cd libai_projects": Run(),
     f"python {PRETRAIN} --preset=tiny --dummy --max_iters=20": Run(
