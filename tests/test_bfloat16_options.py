@@ -37,6 +37,7 @@ LIBAI = REPOSITORY / "libai_projects"
 # Half of them with main.py, half with monarch_flow.
 MODES = list(sharding.MODES)
 VIT = "model.num_heads=4 model.patch_size=8"
+BERT_CONFIG = "projects/BERT/configs/bert_pretraining.py"
 GPT2_CONFIG = "projects/MagicPrompt/configs/gpt2_training.py"
 
 
@@ -238,6 +239,9 @@ TRAINERS = {
             ("accumulated", 1): "train.num_accumulation_steps=2 train.train_micro_batch_size=2 "
             "model.cfg.mlp_cfg=monarch model.cfg.attnlinear_cfg=blockdiag "
             "model.cfg.attnproj_cfg=monarch train.sparse_to_dense.fraction=0.5",
+            ("bert", 1): f"--config-file {LIBAI / BERT_CONFIG} train.num_accumulation_steps=2 "
+            "train.train_micro_batch_size=2 model.cfg.mlp_cfg=blockdiag "
+            "train.sparse_to_dense.fraction=0.5",
             # The other layouts are golden records, which test_emulated.py has in bfloat16.
             ("zero", 2): "graph.enabled=true train.num_accumulation_steps=2 "
             "train.train_micro_batch_size=1 "

@@ -79,18 +79,6 @@ def test_logits_and_losses_are_those_of_transformers(fused: bool, rows: int) -> 
     assert mean == pytest.approx(losses["lm_loss"], abs=1e-5)
 
 
-def test_queries_keys_and_values_of_each_head_are_side_by_side() -> None:
-    """As in LiBai's BERT: (heads, 3, head size) are the columns of one layer."""
-    state, _ = weights.load(GOLDEN, "huggingface", table=BERT)
-    theirs = load_file(GOLDEN / "model.safetensors")
-    for kind in ("weight", "bias"):
-        for part, name in enumerate(("query", "key", "value")):
-            array = theirs[f"bert.encoder.layer.1.attention.self.{name}.{kind}"]
-            ours = state[f"layers.1.self_attention.query_key_value.{kind}"]
-            by_head = ours.reshape(*ours.shape[:-1], 4, 3, 4)[..., part, :]
-            np.testing.assert_array_equal(by_head.reshape(*ours.shape[:-1], 16), array.T)
-
-
 def test_export_is_what_transformers_writes(tmp_path: Path) -> None:
     """By the command, by way of LiBai's form; a padded vocabulary is cut again."""
     way = [("huggingface", "libai", GOLDEN), ("libai", "huggingface", tmp_path / "libai")]

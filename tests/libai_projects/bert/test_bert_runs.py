@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from flow_train.checkpoint.folders import read_checkpoint
 from flow_train.metrics.log import read_metrics
 from libai_projects import weights
+from libai_projects.command.config import load_config
+from libai_projects.configs import get_config
 from libai_projects.text import prepare
 from libai_projects.weights.bert import BERT
 from tests.command_server import CommandServer
@@ -21,15 +24,14 @@ from tests.libai_projects.train.conftest import (
     PROJECTS,
     SCRIPT,
     TINY,
-    TINY_MODEL,
     as_after_step_three,
     losses,
     perplexities,
 )
 
 CONFIG = "projects/BERT/configs/bert_pretraining.py"
-SMALL = (*TINY, "dataloader.train.splits=[[1,0,0]]", "train.num_accumulation_steps=1")
-SMALL = (*SMALL, "train.train_micro_batch_size=8", "train.test_micro_batch_size=8")
+BATCH = ("train.train_micro_batch_size=8", "train.num_accumulation_steps=1")
+SMALL = (*TINY, *BATCH, "train.test_micro_batch_size=8", "dataloader.train.splits=[[1,0,0]]")
 BLOCKS = ("model.cfg.mlp_cfg=blockdiag", "train.sparse_to_dense.fraction=0.5", *NO_DROPOUT)
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -144,13 +146,6 @@ def test_weights_and_moments_are_carried_over(train: Run, switched: Path, tmp_pa
         assert after.optimizer[f"exp_avg/{name}"][~there].all()
 
 
-def test_a_run_goes_on_after_the_switch(train: Run, switched: Path, tmp_path: Path) -> None:
-    out = as_after_step_three(switched, tmp_path / "out")
-    train(*BLOCKS, "--resume", out=out)
-    assert losses(out) == losses(switched)
-    assert perplexities(out) == perplexities(switched)
-
-
 def test_the_switch_under_nn_graph_and_tensor_parallelism(
     train: Run, switched: Path, tmp_path: Path
 ) -> None:
@@ -160,16 +155,10 @@ def test_the_switch_under_nn_graph_and_tensor_parallelism(
     assert perplexities(out) == pytest.approx(perplexities(switched), rel=1e-5)
 
 
-def test_bert_large_takes_a_step(train: Run, tmp_path: Path) -> None:
-    """With all of its layers, each narrow; its own weights are counted."""
-    narrow = [each for each in TINY_MODEL if "num_layers" not in each]
-    args = ("--dummy", *SMALL, *narrow, "model.cfg.num_layers=24", "train.train_iter=1")
-    out = tmp_path / "out"
-    train(*args, "graph.enabled=true", "train.evaluation.enabled=false", out=out)
-    assert np.isfinite(losses(out)[1])
-    sizes = {"hidden_size": 1024, "ffn_hidden_size": 4096, "num_layers": 24, "vocab_size": 30522}
-    sizes |= {"num_attention_heads": 16, "max_seq_length": 512, "num_tokentypes": 2}
-    # transformers' BertForPreTraining of bert-large-uncased and bert-base-uncased.
+def test_parameters_of_base_and_large_are_those_of_transformers() -> None:
+    """BertForPreTraining of bert-base-uncased's and bert-large-uncased's config.json."""
+    base = OmegaConf.to_container(get_config("common/models/bert.py").cfg) | {"vocab_size": 30522}
+    assert BERT.count(base) == 110_106_428
+    large = load_config(str(PROJECTS / "projects/BERT/configs/bert_large_pretraining.py"))
+    sizes = OmegaConf.to_container(large.model.cfg) | {"vocab_size": 30522}
     assert BERT.count(sizes) == 336_226_108
-    base = {"hidden_size": 768, "ffn_hidden_size": 3072, "num_layers": 12}
-    assert BERT.count(sizes | base) == 110_106_428
