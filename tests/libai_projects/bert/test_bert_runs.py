@@ -18,7 +18,7 @@ from libai_projects.configs import get_config
 from libai_projects.text import prepare
 from libai_projects.weights.bert import BERT
 from tests.command_server import CommandServer
-from tests.launch import run_distributed, run_process
+from tests.launch import run_distributed
 from tests.libai_projects.train.conftest import (
     NO_DROPOUT,
     PROJECTS,
@@ -65,8 +65,6 @@ def train(data: dict[str, str]) -> Iterator[Run]:
             if processes > 1:
                 command = [SCRIPT, *args]
                 result = run_distributed(command, processes, env=environment, cwd=PROJECTS)
-            elif "graph.enabled=true" in args:
-                result = run_process([SCRIPT, *args], env=environment, cwd=PROJECTS)
             else:
                 result = server.run(args, cwd=PROJECTS)
             assert result.returncode == 0, result.stdout

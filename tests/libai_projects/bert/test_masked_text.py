@@ -143,10 +143,6 @@ def test_a_sample_follows_from_its_number_and_the_seed(make: Make) -> None:
         np.testing.assert_array_equal(again[name], array, err_msg=name)
     for different in (other.arrays(2), dataset.arrays(2 + once)):
         assert (different["labels"] != first["labels"]).any()
-    fields = dataset[2].get_fields()
-    for name, array in first.items():
-        np.testing.assert_array_equal(fields[name].tensor.numpy(), array)
-        assert fields[name].placement_idx == (-1 if "labels" in name else 0)
 
 
 def test_what_cannot_be_sampled(
