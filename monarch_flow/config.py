@@ -18,15 +18,31 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BeforeValidator, Field
 
 from flow_train.config import keys
-from flow_train.config.compose import REQUIRED, Composer, whole, world_size, written
+from flow_train.config.compose import (
+    REQUIRED,
+    Composer,
+    parse_override,
+    whole,
+    world_size,
+    written,
+)
 from flow_train.config.keys import Above0, Below1, Count, Fraction, PathText, Positive
 from flow_train.config.schema import Group, Schema, Text
 
 # True is auto, and False nothing.
 _RESUME = BeforeValidator(lambda value: {"True": "auto", "False": None}.get(str(value), value))
 Resume = Annotated[PathText | None, _RESUME]
+
+
+def _read_mapping(value: Any) -> Any:
+    """The mapping that a text of a command line is, in the grammar of overrides."""
+    if isinstance(value, str) and value.startswith("{"):
+        return parse_override(f"cfg={value}", "cfg={_target_: monarch, nblocks: 8}").value()
+    return value
+
+
 # A mapping with a `_target_`, which monarch_flow.layers checks, or one of its short names.
-Layers = dict[str, Any] | str
+Layers = Annotated[dict[str, Any] | str, BeforeValidator(_read_mapping)]
 # One number for each of the three stages of a ViTAE.
 Widths = Annotated[list[Positive], Field(min_length=3, max_length=3)]
 

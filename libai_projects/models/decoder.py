@@ -20,6 +20,7 @@ from oneflow_accel.kernels.generation import (
     rounded,
 )
 from oneflow_accel.kernels.monarch import monarch_multiply
+from oneflow_accel.kernels.transformer import swiglu
 
 import numpy as np
 import oneflow as flow
@@ -95,7 +96,7 @@ class LocalLayers:
         first axis, into another order. The last two are `PackedLinear`'s."""
         if isinstance(modules[0], Projection):
             parts = [self._structured(each, activation) for each in modules]
-            return parts[0] if len(parts) == 1 else SideBySide(parts)
+            return parts[0] if len(parts) == 1 else SideBySide(parts, gate)
         weights = [local(each.weight, COLUMNS).numpy().T for each in modules]
         biases = [local(each.bias, ROWS).numpy() for each in modules if each.bias is not None]
         weight, bias = np.concatenate(weights), np.concatenate(biases) if biases else None
@@ -127,11 +128,12 @@ class LocalLayers:
     def _structured(self, module: Projection, activation: str = "") -> LinearLayer:
         names = ("blkdiag1", "blkdiag2") if isinstance(module, MonarchLinear) else ("weight",)
         factors = [local(getattr(module, name)).numpy() for name in names]
-        bias, split = local(module.bias), module.output == SPLIT
+        bias = None if module.bias is None else local(module.bias)
         if factors[0].size == 0:
             return elsewhere
         arrays = tuple(flow.tensor(rounded(x, self.dtype), device=self.device) for x in factors)
-        return StructuredLinear(arrays, bias, self.place, split, activation)
+        split = module.output == SPLIT
+        return StructuredLinear(arrays, bias, module.out_features, self.place, split, activation)
 
 
 def elsewhere(*_: object, **__: object) -> flow.Tensor:
@@ -141,13 +143,16 @@ def elsewhere(*_: object, **__: object) -> flow.Tensor:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """The outputs of several layers of the same rows, one layer's after the other's."""
+    """The outputs of several layers of the same rows, one layer's after the other's; with `gate`
+    silu of the first's times the second's."""
 
     parts: Sequence[LinearLayer]
+    gate: bool
 
     def __call__(self, x: flow.Tensor, norm: Norm | None = None) -> flow.Tensor:
         x = x if norm is None else norm(x)
-        return flow.cat([part(x) for part in self.parts], dim=-1)
+        found = [part(x) for part in self.parts]
+        return swiglu(*found) if self.gate else flow.cat(found, dim=-1)
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,8 @@ class StructuredLinear:
     split over processes or, not `split`, its inputs."""
 
     arrays: tuple[flow.Tensor, ...]
-    bias: flow.Tensor
+    bias: flow.Tensor | None
+    outputs: int
     place: Place
     split: bool
     activation: str
@@ -188,13 +194,13 @@ class StructuredLinear:
         return y if residual is None else residual + y
 
     def _product(self, x: flow.Tensor) -> flow.Tensor:
-        outputs = self.bias.shape[0]
         if len(self.arrays) == 2:
-            return monarch_multiply(x, *self.arrays, self.bias, out_features=outputs)
+            return monarch_multiply(x, *self.arrays, self.bias, out_features=self.outputs)
         (weight,) = self.arrays
         blocks, block_out, block_in = weight.shape
         x = flow._C.pad(x, [0, blocks * block_in - x.shape[-1]])
         rows = x.reshape(-1, blocks, block_in).permute(1, 0, 2)
         y = flow._C.matmul(rows, weight, transpose_b=True).permute(1, 0, 2)
         y = y.reshape(-1, blocks * block_out)
-        return flow._C.narrow(y, 1, 0, outputs) + self.bias
+        y = flow._C.narrow(y, 1, 0, self.outputs)
+        return y if self.bias is None else y + self.bias

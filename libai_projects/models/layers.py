@@ -238,7 +238,7 @@ def column_linear(
     options = {"parallel": "col", "skip_bias_add": skip_bias_add, "layer_idx": layer_idx}
     if config is None:
         return Linear(in_features, out_features, init_method=drawn_later, **options)
-    return _PROJECTIONS[config.target](config, in_features, out_features, **options)
+    return structured_linear(config, in_features, out_features, **options)
 
 
 def row_linear(
@@ -256,9 +256,14 @@ def row_linear(
     if config is None:
         layer = RowLinear(in_features, out_features, init_method=drawn_later, **options)
     else:
-        layer = _PROJECTIONS[config.target](config, in_features, out_features, **options)
+        layer = structured_linear(config, in_features, out_features, **options)
     layer.dropout, layer.fused = nn.Dropout(dropout), fused
     return layer
+
+
+def structured_linear(config: LinearConfig, *sizes: int, **options: Any) -> Projection:
+    """A `Projection` of the kind that a config names, with its other arguments."""
+    return _PROJECTIONS[config.target](config, *sizes, **options)
 
 
 class RowLinear(Linear):
@@ -272,7 +277,7 @@ class RowLinear(Linear):
 
 class Projection(StructuredLinear):
     """A structured layer in the place of LiBai's Linear, with its arguments; with parallel="row" it
-    ends a branch, see `row_linear`."""
+    ends a branch, see `row_linear`, or its output goes where `sbp` says."""
 
     def __init__(
         self,
@@ -281,8 +286,10 @@ class Projection(StructuredLinear):
         out_features: int,
         *,
         parallel: str,
-        skip_bias_add: bool,
         layer_idx: int,
+        bias: bool = True,
+        skip_bias_add: bool = False,
+        sbp: Any = None,
     ) -> None:
         layout = dist.get_dist_util()
         # The axis of tensor parallelism is the last one of a placement, where there is one.
@@ -290,12 +297,12 @@ class Projection(StructuredLinear):
         if layout.is_tensor_model_parallel():
             axis = 1 if layout.is_data_parallel() else 0
         super().__init__(
-            config.build(in_features, out_features),
+            config.build(in_features, out_features, bias),
             dist.get_layer_placement(layer_idx),
             axis,
             SPLIT if parallel == "col" else WHOLE,
         )
-        self.skip_bias_add = skip_bias_add
+        self.skip_bias_add, self.sbp = skip_bias_add, sbp
 
     def forward(
         self, x: flow.Tensor, residual: flow.Tensor | None = None
@@ -307,7 +314,8 @@ class Projection(StructuredLinear):
             return residual + bias_dropout(self.matmul(x), bias, self.dropout, self.fused)
         if self.skip_bias_add:
             return self.matmul(x), self.read_bias()
-        return self.with_bias(x)
+        y = self.with_bias(x)
+        return y if self.sbp is None else y.to_global(sbp=self.sbp, grad_sbp=y.sbp)
 
 
 class MonarchProjection(Projection, ParallelMonarchLinear):

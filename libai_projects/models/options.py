@@ -12,6 +12,7 @@ from pydantic import ConfigDict, ValidationError
 from flow_train.config.keys import Amount, Below1, Positive
 from flow_train.config.schema import Group, Schema
 from libai_projects.weights import monarch
+from monarch_flow.layers import LinearConfig
 from monarch_flow.parallel import check_blocks
 
 M = TypeVar("M", bound="ModelOptions")
@@ -19,7 +20,8 @@ M = TypeVar("M", bound="ModelOptions")
 
 class ModelOptions(Group, frozen=True):
     """A model's sizes and switches, named as in `cfg.model.cfg`, whose other keys are left alone.
-    `vocab_size` counts padding rows, which begin at `vocab_size_real`."""
+    `vocab_size` counts padding rows, which begin at `vocab_size_real`. The last three make Monarch
+    layers, see `weights.monarch`."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -35,6 +37,13 @@ class ModelOptions(Group, frozen=True):
     use_scaled_init_for_output_weights: bool = True
     amp_enabled: bool = False
     vocab_size_real: Positive | None = None
+    mlp_cfg: Any = None
+    attnlinear_cfg: Any = None
+    attnproj_cfg: Any = None
+
+    def monarch_layers(self) -> dict[str, LinearConfig]:
+        """The layers of a block that are Monarch layers, see `weights.monarch.layers`."""
+        return monarch.layers({key: getattr(self, key) for key in monarch.KEYS})
 
     @property
     def real_vocabulary(self) -> int:

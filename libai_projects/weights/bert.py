@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV
+from libai_projects.weights.monarch import DENSE, FUSED, INNER, OUTER, QKV
 from libai_projects.weights.table import TIED, Config, Part, Setting, Table
 
 _MASKED_ONLY, _HIDDEN = "masked_lm_only", ("hidden_size", "hidden_size")
@@ -40,16 +40,22 @@ BERT = Table(
     ),
     parts=(
         Part(
-            QKV,
+            f"self_attention.{FUSED}",
             "attention.self.query_key_value",
             _HIDDEN,
             fused=3,
+            role=QKV,
             apart=tuple(f"attention.self.{name}" for name in ("query", "key", "value")),
         ),
-        Part(DENSE, "attention.output.dense", _HIDDEN),
+        Part("self_attention.dense", "attention.output.dense", _HIDDEN, role=DENSE),
         Part("attention_layernorm", "attention.output.LayerNorm"),
-        Part(INNER, "intermediate.dense", ("hidden_size", "ffn_hidden_size")),
-        Part(OUTER, "output.dense", ("ffn_hidden_size", "hidden_size")),
+        Part(
+            "mlp.dense_h_to_4h",
+            "intermediate.dense",
+            ("hidden_size", "ffn_hidden_size"),
+            role=INNER,
+        ),
+        Part("mlp.dense_4h_to_h", "output.dense", ("ffn_hidden_size", "hidden_size"), role=OUTER),
         Part("output_layernorm", "output.LayerNorm"),
     ),
     after=(
@@ -70,7 +76,7 @@ BERT = Table(
     tied=("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
     model_type="bert",
     architecture=_OF_BOTH,
-    ends_of_branches=(DENSE, OUTER),
+    ends_of_branches=("self_attention.dense", "mlp.dense_4h_to_h"),
     settings=(
         Setting("num_layers", "num_hidden_layers", 12),
         Setting("hidden_size", "hidden_size", 768),

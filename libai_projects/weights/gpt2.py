@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV
+from libai_projects.weights.monarch import DENSE, FUSED, INNER, OUTER, QKV
 from libai_projects.weights.table import TIED, Part, Setting, Table
 
 _BY_LAYER = "scale_attn_by_inverse_layer_idx"
+_SQUARE = ("hidden_size", "hidden_size")
 
 GPT2 = Table(
     title="GPT-2",
@@ -21,11 +22,11 @@ GPT2 = Table(
     ),
     parts=(
         Part("input_layernorm", "ln_1"),
-        Part(QKV, "attn.c_attn", ("hidden_size", "hidden_size"), fused=3),
-        Part(DENSE, "attn.c_proj", ("hidden_size", "hidden_size")),
+        Part(f"self_attention.{FUSED}", "attn.c_attn", _SQUARE, fused=3, role=QKV),
+        Part("self_attention.dense", "attn.c_proj", _SQUARE, role=DENSE),
         Part("post_attention_layernorm", "ln_2"),
-        Part(INNER, "mlp.c_fc", ("hidden_size", "ffn_hidden_size")),
-        Part(OUTER, "mlp.c_proj", ("ffn_hidden_size", "hidden_size")),
+        Part("mlp.dense_h_to_4h", "mlp.c_fc", ("hidden_size", "ffn_hidden_size"), role=INNER),
+        Part("mlp.dense_4h_to_h", "mlp.c_proj", ("ffn_hidden_size", "hidden_size"), role=OUTER),
     ),
     after=(
         Part("transformer.layernorm_f", "ln_f"),
@@ -38,7 +39,7 @@ GPT2 = Table(
     tied=("lm_head.weight", "wte.weight"),
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
-    ends_of_branches=(DENSE, OUTER),
+    ends_of_branches=("self_attention.dense", "mlp.dense_4h_to_h"),
     settings=(
         Setting("num_layers", "n_layer", 12),
         Setting("hidden_size", "n_embd", 768),

@@ -17,7 +17,6 @@ from flow_train.checkpoint.weights import read_weights
 from flow_train.files import write_synced
 from libai_projects.weights import int8
 from libai_projects.weights.folders import generation_of, read_json, replaced_folder, write_json
-from libai_projects.weights.monarch import densified
 from libai_projects.weights.table import Config, State, Table, as_float32
 
 CONFIG = "config.json"
@@ -97,7 +96,7 @@ def write(
     # That of the weights which are not integers.
     floats = "float32" if dtype == "int8" else dtype
     content = table.written_config({**config, "vocab_size": rows}, floats)
-    named = table.to_huggingface(densified(state, config), config["num_attention_heads"])
+    named = table.to_huggingface(table.densified(state, config), config["num_attention_heads"])
     if dtype == "int8":
         content |= _INT8
         named = int8.stored(named, table)

@@ -13,6 +13,7 @@ import numpy as np
 
 from flow_train.checkpoint.weights import read_weights
 from libai_projects.models.llama.rotary import ORIGINAL, Rotary
+from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV
 from libai_projects.weights.table import TIED, Config, Part, Setting, State, Table, as_float32
 
 META_SETTINGS = "params.json"
@@ -77,14 +78,16 @@ LLAMA = Table(
     before=(Part("token_embeddings", "embed_tokens", ("vocab_size", "hidden_size"), bias=False),),
     parts=(
         Part("input_layernorm", "input_layernorm", bias=False),
-        Part("self_attention.q_proj", "self_attn.q_proj", _QUERY, bias=_ATTENTION),
-        Part("self_attention.k_proj", "self_attn.k_proj", _KEY, bias=_ATTENTION),
-        Part("self_attention.v_proj", "self_attn.v_proj", _KEY, bias=_ATTENTION),
-        Part("self_attention.o_proj", "self_attn.o_proj", _QUERY[::-1], bias=_ATTENTION),
+        Part("self_attention.q_proj", "self_attn.q_proj", _QUERY, bias=_ATTENTION, role=QKV),
+        Part("self_attention.k_proj", "self_attn.k_proj", _KEY, bias=_ATTENTION, role=QKV),
+        Part("self_attention.v_proj", "self_attn.v_proj", _KEY, bias=_ATTENTION, role=QKV),
+        Part(
+            "self_attention.o_proj", "self_attn.o_proj", _QUERY[::-1], bias=_ATTENTION, role=DENSE
+        ),
         Part("post_attention_layernorm", "post_attention_layernorm", bias=False),
-        Part("mlp.gate_proj", "mlp.gate_proj", _INNER, bias=_MLP),
-        Part("mlp.up_proj", "mlp.up_proj", _INNER, bias=_MLP),
-        Part("mlp.down_proj", "mlp.down_proj", _OUTER, bias=_MLP),
+        Part("mlp.gate_proj", "mlp.gate_proj", _INNER, bias=_MLP, role=INNER),
+        Part("mlp.up_proj", "mlp.up_proj", _INNER, bias=_MLP, role=INNER),
+        Part("mlp.down_proj", "mlp.down_proj", _OUTER, bias=_MLP, role=OUTER),
     ),
     after=(
         Part("norm", "norm", bias=False),

@@ -142,7 +142,7 @@ def _read_libai(
             state = table.transposed(state)
         known, generation = libai_checkpoints.read_settings(path, table)
         # Sizes are those of the tensors: a settings file may be another run's.
-        config = {"activation": table.activation, **known, **table.sizes_of(state), **given}
+        config = {"activation": table.activation, **known, **table.sizes_of(state, known), **given}
     except UserError as error:
         raise UserError(f"cannot use {path}: {error}") from error
     rows, real = config["vocab_size"], given.get("vocab_size_real", known.get("vocab_size_real"))

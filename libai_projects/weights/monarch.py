@@ -3,7 +3,8 @@ its weights; and those layers made dense, for formats that have dense ones only.
 
 `mlp_cfg` stands for both layers of the feed-forward network, or has one config for each;
 `attnlinear_cfg` for the projections to queries, keys and values, which then are three layers as in
-the vision models of monarch_flow; `attnproj_cfg` for attention's output projection.
+the vision models of monarch_flow; `attnproj_cfg` for attention's output projection. The first layer
+of a gated network is two, alike.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from oneflow_accel.errors import UserError
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from monarch_flow.layers import BlockdiagLinear, LinearConfig, MonarchLinear, monarch_shapes
-from monarch_flow.projection import LayerSpec, densify_weights
+from monarch_flow.layers import LinearConfig, parameter_shapes
 
 MLP, ATTENTION, PROJECTION = "mlp_cfg", "attnlinear_cfg", "attnproj_cfg"
 KEYS = (MLP, ATTENTION, PROJECTION)
-INNER, OUTER = "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"
-QKV, DENSE = "self_attention.query_key_value", "self_attention.dense"
+INNER, OUTER, QKV, DENSE = "inner", "outer", "qkv", "dense"
+"""What a linear layer of a block does, as the tables of weights say it of their parts."""
+FUSED = "query_key_value"
 QKV_PARTS = ("q_proj", "k_proj", "v_proj")
-"""The three layers that are in `QKV` where it is not one dense layer."""
+"""The three layers that are in a module `FUSED` where it is not one dense layer."""
 
 _TARGET = "_target_"
 _PAIR = "monarch_flow.layers.MlpCustom"
@@ -32,8 +33,8 @@ _PAIR_KEYS = ("linear1_cfg", "linear2_cfg")
 
 
 def layers(config: Mapping[str, Any]) -> dict[str, LinearConfig]:
-    """The parts of a block that are not dense: of INNER, OUTER, QKV and DENSE, by `cfg.model.cfg`.
-    A UserError where a value is not the config of a linear layer that GPT-2 has."""
+    """The layers of a block that are not dense: of INNER, OUTER, QKV and DENSE, by `cfg.model.cfg`.
+    A UserError where a value is not the config of a linear layer that the models have."""
     inner, outer = _pair(config.get(MLP))
     found = {
         INNER: _read(MLP, inner),
@@ -49,28 +50,19 @@ def nblocks(layer: LinearConfig) -> int:
     return int(dict(layer.options)["nblocks"])
 
 
-def parameter_shapes(
-    part: str, in_features: int, out_features: int, layer: LinearConfig
+def structured_shapes(
+    layer: LinearConfig, dense: Mapping[str, tuple[int, ...]], fused: int
 ) -> dict[str, tuple[int, ...]]:
-    """Names below a part of `layers` and shapes, in the order of the state dict; features are those
-    of the dense layer in its place, QKV's of three layers together."""
-    names = [f"{name}." for name in QKV_PARTS] if part == QKV else [""]
-    width = out_features // len(names)
-    blocks = nblocks(layer)
-    kinds: dict[str, tuple[int, ...]] = {"bias": (width,)}
-    if layer.target == MonarchLinear.__name__:
-        kinds["blkdiag1"], kinds["blkdiag2"] = monarch_shapes(in_features, width, blocks)
-    else:
-        kinds["weight"] = blocks, -(-width // blocks), -(-in_features // blocks)
+    """Names and shapes in the place of a `dense` layer's, in the order of the state dict; of each
+    of `fused` layers that lie side by side in that."""
+    names = [""] if fused == 1 else [f"{name}." for name in QKV_PARTS]
+    inputs, outputs = dense["weight"]
+    kinds = parameter_shapes(layer, inputs, outputs // fused, bias="bias" in dense)
     return {f"{name}{kind}": shape for name in names for kind, shape in kinds.items()}
 
 
-def settings_of(state: Mapping[str, np.ndarray], block: str) -> dict[str, Any]:
-    """The keys of `cfg.model.cfg` that weights tell; `block` is a prefix that ends with a dot."""
-    found = {
-        part: _of_arrays(state, f"{block}{part}.{below}")
-        for part, below in ((INNER, ""), (OUTER, ""), (QKV, f"{QKV_PARTS[0]}."), (DENSE, ""))
-    }
+def settings_of(found: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
+    """The keys of `cfg.model.cfg` by what `layer_of` has found, None for a dense layer."""
     inner, outer = found[INNER], found[OUTER]
     pair = {_TARGET: _PAIR, **dict(zip(_PAIR_KEYS, (inner, outer), strict=True))}
     settings = {
@@ -81,13 +73,24 @@ def settings_of(state: Mapping[str, np.ndarray], block: str) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _of_arrays(state: Mapping[str, np.ndarray], below: str) -> dict[str, Any] | None:
-    """The config of a layer by its arrays; None for a dense one."""
+def layer_of(state: Mapping[str, np.ndarray], below: str) -> dict[str, Any] | None:
+    """The config of a layer by its arrays; None for a dense one. `below` is a prefix that ends with
+    a dot."""
     for short, name in (("monarch", "blkdiag1"), ("blockdiag", "weight")):
         array = state.get(below + name)
         if array is not None and array.ndim == 3:
             return LinearConfig.of({_TARGET: short, "nblocks": len(array)}).to_dict()
     return None
+
+
+def outputs_of(state: Mapping[str, np.ndarray], below: str, known: int | None) -> int:
+    """The outputs of a structured layer; those that are `known`, if they have these arrays, where
+    padding would hide them."""
+    bias = state.get(f"{below}bias")
+    if bias is not None:
+        return len(bias)
+    blocks, rows = state.get(f"{below}blkdiag2", state.get(f"{below}weight")).shape[:2]
+    return known if known and -(-known // blocks) == rows else blocks * rows
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
@@ -100,7 +103,7 @@ def _pair(value: Any) -> tuple[Any, Any]:
     if unknown or value.get("drop_btw_fcs"):
         what = unknown[0] if unknown else "drop_btw_fcs=true"
         raise UserError(
-            f"model.cfg.{MLP}.{what}: GPT-2's feed-forward network takes {', '.join(_PAIR_KEYS)}; "
+            f"model.cfg.{MLP}.{what}: a feed-forward network takes {', '.join(_PAIR_KEYS)} here; "
             "its dropout is model.cfg.output_dropout_prob"
         )
     first, second = (value.get(key) for key in _PAIR_KEYS)
@@ -111,26 +114,23 @@ def _read(key: str, value: Any) -> LinearConfig | None:
     """The layer of a config, None for a dense one."""
     try:
         layer = LinearConfig.of(_plain(value))
+        blocks = dict(layer.options).get("nblocks", 1)
+        if type(blocks) is not int or blocks < 1:
+            raise UserError(f"model.cfg.{key}.nblocks={blocks!r}: a whole number from 1 on")
+        # Of any widths: for what it says of other layers.
+        parameter_shapes(layer, 1, 1)
     except UserError as error:
         raise UserError(f"model.cfg.{key}: {error}") from error
     if layer.is_dense:
         return None
-    if layer.target not in (MonarchLinear.__name__, BlockdiagLinear.__name__):
-        raise UserError(
-            f"model.cfg.{key}: GPT-2 has dense, Monarch and block-diagonal layers, not "
-            f"{layer.target}; the others are for the vision models of monarch_flow. Give null, "
-            "'monarch' or 'blockdiag'"
-        )
     if dict(layer.options).get("shuffle"):
         raise UserError(
-            f"model.cfg.{key}.shuffle: GPT-2's block-diagonal layers do not shuffle, as the "
+            f"model.cfg.{key}.shuffle: block-diagonal layers do not shuffle here, as the "
             "weights alone must tell what they are"
         )
-    if dict(layer.options).get("bias", True) is not True:
-        raise UserError(f"model.cfg.{key}.bias: the linear layers of GPT-2 have biases")
-    if type(dict(layer.options)["nblocks"]) is not int or nblocks(layer) < 1:
+    if "bias" in dict(layer.options):
         raise UserError(
-            f"model.cfg.{key}.nblocks={dict(layer.options)['nblocks']!r}: a whole number from 1 on"
+            f"model.cfg.{key}.bias: the model says whether its layers have biases; leave it out"
         )
     return layer
 
@@ -139,25 +139,11 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value) if isinstance(value, DictConfig) else value
 
 
-def densified(state: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The same function with dense layers only, in LiBai 0.1.1's layout. `config` gives
-    hidden_size, ffn_hidden_size and num_attention_heads."""
-    layers = {}
-    for name, array in state.items():
-        module, _, kind = name.rpartition(".")
-        if array.ndim == 3 and kind in ("blkdiag1", "weight"):
-            inputs = config["ffn_hidden_size" if module.endswith(OUTER) else "hidden_size"]
-            of = "monarch" if kind == "blkdiag1" else "blockdiag"
-            layers[module] = LayerSpec(of, inputs, len(state[f"{module}.bias"]), len(array))
-    dense, _ = densify_weights(state, layers)
-    return in_libai_layout(dense, layers, config["num_attention_heads"])
-
-
 def in_libai_layout(
     arrays: Mapping[str, np.ndarray], layers: Collection[str], heads: int
 ) -> dict[str, np.ndarray]:
     """Arrays with the dense weights (out, in) of these layers, by module, as LiBai has them: (in,
-    out), and queries, keys and values as one layer in the place of the first. What is kept per
+    out), and what is in a module `FUSED` as one layer in the place of the first. What is kept per
     weight, such as a moment, changes like the weight; names may begin with its kind and a slash."""
     result: dict[str, np.ndarray] = {}
     parts: dict[str, list[np.ndarray]] = {}
@@ -167,8 +153,8 @@ def in_libai_layout(
             result[name] = array
             continue
         array = np.ascontiguousarray(array.T) if kind == "weight" else array
-        whole, _, part = module.rpartition(".")
-        if part not in QKV_PARTS:
+        whole = module.rpartition(".")[0]
+        if not whole.endswith(FUSED):
             result[name] = array
             continue
         # The three are in the order of QKV_PARTS, as in the model.

@@ -23,6 +23,7 @@ import numpy as np
 from flow_train.metrics.work import training_flops, transformer_macs
 from flow_train.rng import named_generator
 from libai_projects.weights import monarch
+from monarch_flow.projection import LayerSpec, densify_weights
 
 State = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
@@ -39,7 +40,8 @@ class Part:
     layer. `fused` layers are side by side: 3 for queries, keys and values, which Hugging Face has
     (query/key/value, heads, head size), or where `apart` names them as modules of their own, which
     `theirs` stands for then. Where the key `unless` is true the module is not there; without
-    `weight` it has a bias alone, whose size is the last axis.
+    `weight` it has a bias alone, whose size is the last axis. A `role` is one of `monarch.layers`,
+    which says whether the layer is dense.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Part:
     unless: str = ""
     apart: tuple[str, ...] = ()
     weight: bool = True
+    role: str = ""
 
     def shapes(self, config: Mapping[str, Any]) -> Shapes:
         """Shapes of what lies below the module."""
@@ -191,9 +194,8 @@ class Table:
         shapes: Shapes = {}
         for part in self.parts:
             below = part.shapes(config)
-            if part.name in factored:
-                layer = factored[part.name]
-                below = monarch.parameter_shapes(part.name, *below["weight"], layer)
+            if part.role in factored:
+                below = monarch.structured_shapes(factored[part.role], below, part.fused)
             shapes.update({f"{part.name}.{kind}": shape for kind, shape in below.items()})
         return shapes
 
@@ -348,6 +350,19 @@ class Table:
             )
         return next(iter(found), default)
 
+    def densified(self, state: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> State:
+        """The same function with dense layers only, in LiBai 0.1.1's layout; `config` has the
+        model's sizes."""
+        config, layers = self.derive(config), {}
+        for name, array in state.items():
+            module, _, kind = name.rpartition(".")
+            if array.ndim == 3 and kind in ("blkdiag1", "weight"):
+                part = next(part for part in self.parts if f".{part.name}." in name)
+                of = "monarch" if kind == "blkdiag1" else "blockdiag"
+                layers[module] = LayerSpec(of, *(config[axis] for axis in part.axes), len(array))
+        dense, _ = densify_weights(state, layers)
+        return monarch.in_libai_layout(dense, layers, config["num_attention_heads"])
+
     def read_config(self, content: Mapping[str, Any], where: Path) -> Config:
         """LiBai's model settings from config.json's `content`; a UserError where it describes
         another architecture, or what this model cannot compute."""
@@ -415,9 +430,10 @@ class Table:
             or (key in self.more_keys and isinstance(value, Mapping))
         }
 
-    def sizes_of(self, state: Mapping[str, np.ndarray]) -> Config:
+    def sizes_of(self, state: Mapping[str, np.ndarray], known: Mapping[str, Any] = {}) -> Config:
         """Sizes and Monarch layers that the shapes in LiBai 0.1.1's layout tell, not the number of
-        heads. A UserError without token embedding or block."""
+        heads; what they do not tell of an inner width, `known` settings do. A UserError without
+        token embedding or block."""
         block = f"{self.prefix}{self.block}"
         layers = [
             int(found[1])
@@ -432,6 +448,7 @@ class Table:
             )
         config: Config = {"num_layers": 1 + max(layers)}
         names = {setting.name for setting in self.settings}
+        structured: dict[str, dict[str, Any] | None] = {}
         for below, parts in ((self.prefix, self.before + self.after), (f"{block}0.", self.parts)):
             for part in parts:
                 weight = state.get(f"{below}{part.name}.weight")
@@ -443,11 +460,15 @@ class Table:
                 if weight is not None and part.fused == 1 and weight.ndim == len(part.axes):
                     sizes = zip(part.axes, weight.shape, strict=True)
                     config.update((axis, size) for axis, size in sizes if axis in names)
-        inner = [state[name] for name in state if name.endswith(f"{monarch.INNER}.bias")]
-        if inner:
-            config["ffn_hidden_size"] = len(inner[0])
+                if part.role:
+                    own = f"{below}{part.name}."
+                    inside = own if part.fused == 1 else f"{own}{monarch.QKV_PARTS[0]}."
+                    structured[part.role] = found = monarch.layer_of(state, inside)
+                    if found and part.role == monarch.INNER:
+                        width = monarch.outputs_of(state, own, known.get(part.axes[-1]))
+                        config[part.axes[-1]] = width
         config.setdefault("ffn_hidden_size", 4 * config["hidden_size"])
-        return {**config, **monarch.settings_of(state, f"{block}0.")}
+        return {**config, **monarch.settings_of(structured)}
 
     def output_axis(self, theirs: str) -> int | None:
         """Which axis the outputs are of a linear weight of a block, or of the head where it has a

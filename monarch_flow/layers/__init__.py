@@ -11,7 +11,12 @@ from monarch_flow.layers.config import LinearConfig, LinearLike, register_linear
 from monarch_flow.layers.drop import Dropout, DropPath, dropout
 from monarch_flow.layers.low_rank import LowRank, SparseLRLinear
 from monarch_flow.layers.mlp import Mlp, MlpLike, build_mlp
-from monarch_flow.layers.monarch import BlockdiagLinear, MonarchLinear, monarch_shapes
+from monarch_flow.layers.monarch import (
+    BlockdiagLinear,
+    MonarchLinear,
+    monarch_shapes,
+    parameter_shapes,
+)
 from monarch_flow.layers.structured import StructuredLinear
 
 __all__ = [
@@ -31,6 +36,7 @@ __all__ = [
     "build_mlp",
     "dropout",
     "monarch_shapes",
+    "parameter_shapes",
     "register_linear",
     "replace_linears",
 ]

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from oneflow_accel.errors import UserError
 from oneflow_accel.kernels.monarch import monarch_multiply
 
 import numpy as np
 import oneflow as flow
 
-from monarch_flow.layers.config import check_positive, register_linear
+from monarch_flow.layers.config import LinearConfig, check_positive, register_linear
 from monarch_flow.layers.structured import (
     InitFunction,
     StructuredLinear,
@@ -30,6 +31,27 @@ def monarch_shapes(in_features: int, out_features: int, nblocks: int) -> tuple[S
     block_in, block_out = -(-in_features // nblocks), -(-out_features // nblocks)
     inner = min(block_in, block_out)
     return (nblocks, inner, block_in), (nblocks, block_out, inner)
+
+
+def parameter_shapes(
+    config: LinearConfig, in_features: int, out_features: int, *, bias: bool = True
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the parameters of a dense, Monarch or block-diagonal layer, in the order
+    of its state dict, without making it. Raises UserError for another layer or number of blocks."""
+    biases: dict[str, tuple[int, ...]] = {"bias": (out_features,)} if bias else {}
+    if config.is_dense:
+        return {"weight": (out_features, in_features), **biases}
+    if config.target not in (MonarchLinear.__name__, BlockdiagLinear.__name__):
+        raise UserError(
+            "there are dense, Monarch and block-diagonal layers here, not "
+            f"{config.target}; the others are for the vision models of monarch_flow. Give null, "
+            "'monarch' or 'blockdiag'"
+        )
+    nblocks = check_positive("nblocks", dict(config.options)["nblocks"])
+    if config.target == MonarchLinear.__name__:
+        first, second = monarch_shapes(in_features, out_features, nblocks)
+        return {**biases, "blkdiag1": first, "blkdiag2": second}
+    return {**biases, "weight": (nblocks, -(-out_features // nblocks), -(-in_features // nblocks))}
 
 
 @register_linear("monarch")

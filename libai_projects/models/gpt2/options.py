@@ -14,8 +14,6 @@ from libai.utils import distributed as dist
 
 from flow_train.config.keys import Amount, Positive
 from libai_projects.models.options import ModelOptions
-from libai_projects.weights import monarch
-from monarch_flow.layers import LinearConfig
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +37,7 @@ class GPT2Options(ModelOptions, frozen=True):
     dropped. `apply_query_key_layer_scaling` divides the scores by the layer's number inside the
     product and multiplies back, for the range of half precision;
     `scale_attn_by_inverse_layer_idx` divides them. Without `tie_word_embeddings` the weight of the
-    logits is not the token embedding. The last three make Monarch
-    layers, see `weights.monarch`.
+    logits is not the token embedding.
     """
 
     # Whether a token sees those before it only.
@@ -56,9 +53,6 @@ class GPT2Options(ModelOptions, frozen=True):
     apply_query_key_layer_scaling: bool = False
     scale_attn_by_inverse_layer_idx: bool = False
     tie_word_embeddings: bool = True
-    mlp_cfg: Any = None
-    attnlinear_cfg: Any = None
-    attnproj_cfg: Any = None
 
     @property
     def num_key_value_heads(self) -> int:
@@ -72,10 +66,6 @@ class GPT2Options(ModelOptions, frozen=True):
         """What the scores of attention in a layer, counted from 0, are multiplied by."""
         scale = 1.0 / math.sqrt(self.head_size)
         return scale / (layer_idx + 1) if self.scale_attn_by_inverse_layer_idx else scale
-
-    def monarch_layers(self) -> dict[str, LinearConfig]:
-        """The parts of a block that are Monarch layers, see `weights.monarch.layers`."""
-        return monarch.layers({key: getattr(self, key) for key in monarch.KEYS})
 
 
 def from_config(

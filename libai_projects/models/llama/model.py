@@ -36,6 +36,7 @@ from libai_projects.models.layers import (
     loss_of_tokens,
     require_positions,
     set_stages,
+    structured_linear,
     without_padding,
 )
 from libai_projects.models.llama import options as model_options
@@ -44,6 +45,7 @@ from libai_projects.models.pages import Step
 from libai_projects.models.processes import local
 from libai_projects.models.step_model import StepModel
 from libai_projects.weights.llama import LLAMA
+from libai_projects.weights.monarch import DENSE, INNER, OUTER, QKV
 from libai_projects.weights.table import initial_weights
 
 IGNORED = -100
@@ -79,23 +81,31 @@ class ColumnLinear(Linear):
 
 
 class RowLinear(Linear):
-    """LiBai's Linear with parallel="row", whose sum goes where the residual lies."""
+    """LiBai's Linear with parallel="row", whose sum goes where the residual lies, as its attribute
+    `sbp` says."""
 
-    def forward(self, x: flow.Tensor, sbp: Any = None) -> flow.Tensor:
-        """(..., in_features), split, to (..., out_features) as `sbp` says."""
-        y = flow._C.matmul(x, self.weight)
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        """(..., in_features), split, to (..., out_features)."""
+        y, sbp = flow._C.matmul(x, self.weight), self.sbp
         # All of a sum's gradient comes back: a product would have it moved as bfloat16 otherwise.
         summed = y.sbp[-1] == flow.sbp.partial_sum
         y = y.to_global(sbp=sbp, grad_sbp=(*y.sbp[:-1], flow.sbp.broadcast) if summed else None)
         return y if self.bias is None else y + self.bias
 
 
-def _column(inputs: int, outputs: int, layer_idx: int, bias: bool) -> ColumnLinear:
-    return ColumnLinear(inputs, outputs, bias, "col", drawn_later, layer_idx=layer_idx)
-
-
-def _row(inputs: int, outputs: int, layer_idx: int, bias: bool) -> RowLinear:
-    return RowLinear(inputs, outputs, bias, "row", drawn_later, layer_idx=layer_idx)
+def _linear(
+    options: LlamaOptions, role: str, inputs: int, outputs: int, layer_idx: int, bias: bool
+) -> nn.Module:
+    """The layer of a block with this role in `weights.monarch.layers`, which may be dense."""
+    config, ends = options.monarch_layers().get(role), role in (OUTER, DENSE)
+    parallel, sbp = ("row", _split(options)) if ends else ("col", None)
+    place = {"parallel": parallel, "layer_idx": layer_idx, "bias": bias}
+    if config is not None:
+        return structured_linear(config, inputs, outputs, sbp=sbp, **place)
+    kind = RowLinear if ends else ColumnLinear
+    layer = kind(inputs, outputs, init_method=drawn_later, **place)
+    layer.sbp = sbp
+    return layer
 
 
 class RMSNorm(LayerNorm):
@@ -138,12 +148,11 @@ class SelfAttention(nn.Module):
         self.head_size, self.interleaved = size, options.rope_interleaved
         self.scale = 1.0 / math.sqrt(size)
         self.time_axis = 0 if options.sequence_first else 1
-        self.sbp = _split(options)
         queries, keys = options.num_attention_heads * size, options.num_key_value_heads * size
-        self.q_proj = _column(hidden, queries, layer_idx, bias)
-        self.k_proj = _column(hidden, keys, layer_idx, bias)
-        self.v_proj = _column(hidden, keys, layer_idx, bias)
-        self.o_proj = _row(queries, hidden, layer_idx, bias)
+        self.q_proj = _linear(options, QKV, hidden, queries, layer_idx, bias)
+        self.k_proj = _linear(options, QKV, hidden, keys, layer_idx, bias)
+        self.v_proj = _linear(options, QKV, hidden, keys, layer_idx, bias)
+        self.o_proj = _linear(options, DENSE, queries, hidden, layer_idx, bias)
         self.dropout = nn.Dropout(options.attention_dropout_prob)
 
     def forward(
@@ -173,7 +182,7 @@ class SelfAttention(nn.Module):
             drop["segments"] = segments
         context = scaled_dot_product_attention(query, key, value, causal=True, **drop)
         context = context.permute(2, 0, 1, 3) if axis == 0 else context.permute(0, 2, 1, 3)
-        return self.o_proj(context.reshape(*x.shape[:2], -1), self.sbp)
+        return self.o_proj(context.reshape(*x.shape[:2], -1))
 
 
 class FeedForward(nn.Module):
@@ -182,15 +191,14 @@ class FeedForward(nn.Module):
     def __init__(self, options: LlamaOptions, *, layer_idx: int) -> None:
         super().__init__()
         hidden, inner, bias = options.hidden_size, options.ffn_hidden_size, options.mlp_bias
-        self.sbp = _split(options)
-        self.gate_proj = _column(hidden, inner, layer_idx, bias)
-        self.up_proj = _column(hidden, inner, layer_idx, bias)
-        self.down_proj = _row(inner, hidden, layer_idx, bias)
+        self.gate_proj = _linear(options, INNER, hidden, inner, layer_idx, bias)
+        self.up_proj = _linear(options, INNER, hidden, inner, layer_idx, bias)
+        self.down_proj = _linear(options, OUTER, inner, hidden, layer_idx, bias)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """(..., hidden) to the same."""
         x = _whole(x)
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)), self.sbp)
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class Block(TransformerLayer):

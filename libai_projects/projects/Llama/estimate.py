@@ -151,6 +151,20 @@ class Job:
         return int(self.options.ffn_hidden_size or 0)
 
     @property
+    def inside(self) -> tuple[int, int]:
+        """Numbers that the structured layers of a block keep of a token beside their inputs: what
+        is between two factors, or the copy that a block-diagonal product takes; and those that
+        batched products copy, before, between and after."""
+        kept = copied = 0
+        for name, shape in LLAMA.block_shapes(vars(self.options)).items():
+            if len(shape) == 3:
+                blocks, outputs, inputs = shape
+                first, second = name.endswith("blkdiag1"), name.endswith("blkdiag2")
+                kept += blocks * (0 if second else outputs if first else inputs)
+                copied += blocks * (outputs if second else outputs + inputs)
+        return kept, copied
+
+    @property
     def norms(self) -> int:
         return 2 * self.options.num_layers + 1
 
@@ -198,6 +212,8 @@ def gpu_memory(job: Job) -> dict[str, int]:
         "activations of MLP": layers * rows * 6 * job.inner,
         "logits and their gradient, bfloat16": 4 * rows * o.vocab_size,
     }
+    if job.inside[0]:
+        memory["activations in structured layers"] = layers * rows * 2 * job.inside[0]
     for row, sizes in added_memory(job).items():
         if not job.fuses(row):
             memory[f"{row} switched off"] = sum(sizes)
@@ -246,6 +262,8 @@ def step_seconds(job: Job, gpu: Gpu, plain: Collection[str]) -> float:
         "swiglu": layers * job.inner,
     }
     per_token = sum(count * traffic[row] for row, count in elements.items())
+    # Each copy reads and writes bfloat16, forward and backward.
+    per_token += 8 * layers * job.inside[1]
     # Weights to bfloat16, gradients to float32 and added up; the norm of gradients, and clipping.
     per_pass, per_step = 6 * weights + 18 * total, (12 + traffic["fused_adamw"]) * total
     flops = job.tokens * (training_flops(weights) + attention)
@@ -293,7 +311,7 @@ def _saved_on_cpu(job: Job) -> list[int]:
     repeated = [query] * 2 if query != key else []
     kept = [query, rows * o.num_attention_heads] if job.fuses("flash") else [*repeated, job.scores]
     attention = [query, key, key, *turned, *kept]
-    mlp = [inner] * (3 if job.fuses("swiglu") else 4)
+    mlp = [inner] * (3 if job.fuses("swiglu") else 4) + [rows * job.inside[0]]
     found: list[int] = []
     for layer in range(o.num_layers):
         found += [*(norm if layer else first), *attention, query, *norm, *mlp]

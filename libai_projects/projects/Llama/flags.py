@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 
 from flow_train.cli import Parser
 from flow_train.config.flags import Flags, flag
-from flow_train.config.keys import Precision, Seed
+from flow_train.config.keys import Fraction, Precision, Seed
+from monarch_flow.config import Layers
 
 _SIZES = (
     *("vocab_size", "hidden_size", "ffn_hidden_size", "num_layers", "num_attention_heads"),
@@ -54,6 +55,7 @@ _OF_MODEL = (
         "tie_word_embeddings",
     ),
     *("initializer_range", "residual_in_fp32", "sequence_first", "sequence_parallel"),
+    *("mlp_cfg", "attnlinear_cfg", "attnproj_cfg"),
 )
 _KEYS = {name: f"model.cfg.{name}" for name in _OF_MODEL} | {
     "max_seq_len": "model.cfg.max_seq_length",
@@ -79,6 +81,7 @@ _KEYS = {name: f"model.cfg.{name}" for name in _OF_MODEL} | {
     "weight_decay": "optim.weight_decay",
     "eps": "optim.eps",
     "warmup_iters": "train.scheduler.warmup_iters",
+    "sparse_to_dense": "train.sparse_to_dense.fraction",
 }
 
 _INT32, _FLOAT32 = 2**31 - 1, 3.4028234e38
@@ -125,6 +128,10 @@ class Options(Flags):
     rope_interleaved: bool = flag(False, text="turn neighbours, as Meta's weights have it")
     attention_bias: bool = flag(False, text="biases of queries, keys, values and the output")
     tie_word_embeddings: bool = flag(False, text="one weight for embedding and logits")
+    mlp_cfg: Layers | None = flag(None, "LAYER")
+    "monarch, blockdiag or {_target_: monarch, nblocks: 8} in the feed-forward network"
+    attnlinear_cfg: Layers | None = flag(None, "LAYER", "the same of queries, keys and values")
+    attnproj_cfg: Layers | None = flag(None, "LAYER", "the same after attention")
     initializer_range: Amount = flag(0.02, "X", "standard deviation of weights")
     pad_token_id: Annotated[int, Field(ge=-1, le=_INT32)] = flag(-1, "ID")
     "token whose embedding begins as 0; -1: the data's, if it has one"
@@ -148,6 +155,8 @@ class Options(Flags):
     learning_rate: Amount = flag(4e-4, "LR", "the largest", names="--learning_rate --lr")
     min_lr: Amount = flag(0.0, "LR", "the last; 0: a tenth of the largest")
     warmup_iters: Count = flag(2000, "N", "steps over which it rises")
+    sparse_to_dense: Fraction | None = flag(None, "X")
+    "share of the run after which monarch or blockdiag layers become dense"
     lr_decay_iters: Count = flag(0, "N", "steps after which it is the last; 0: max_iters")
     weight_decay: Amount = flag(0.1, "X", "of weights of two axes or more")
     beta1: Amount = flag(0.9, "X", "AdamW's")

@@ -32,6 +32,11 @@ cfg = {
     "attention_bias": False,
     "mlp_bias": False,
     "tie_word_embeddings": False,
+    # Linear layers that are Monarch or block-diagonal, as GPT-2 has them: of the feed-forward
+    # network, of queries, keys and values, after attention.
+    "mlp_cfg": None,
+    "attnlinear_cfg": None,
+    "attnproj_cfg": None,
     "initializer_range": 0.02,
     "use_scaled_init_for_output_weights": True,
     "residual_in_fp32": True,
