@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import dropout
+from monarch_flow.layers import (
+    LinearConfig,
+    dropout,
+    mlp_options,
+    parameter_shapes,
+    replace_linears,
+)
 from monarch_flow.models.blocks import (
     Block,
     Classifier,
@@ -24,7 +32,9 @@ BLOCK_EPS, LAST_EPS = 1e-5, 1e-6
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model, by the names of the command's options."""
+    """The sizes of a model, by the names of the command's options. The last three make structured
+    layers, of the MLPs, of queries, keys and values, and after attention: dense, Monarch or
+    block-diagonal ones."""
 
     image_size: int = 224
     patch_size: int = 14
@@ -33,6 +43,9 @@ class Shape:
     num_blocks: int = 32
     mlp_ratio: float = 4.0
     num_classes: int = 1000
+    mlp_cfg: Any = None
+    attnlinear_cfg: Any = None
+    attnproj_cfg: Any = None
 
     @property
     def tokens(self) -> int:
@@ -45,18 +58,46 @@ class Shape:
     @property
     def name(self) -> str:
         """What a checkpoint calls the model."""
+        structured = "".join(
+            f"_{name}_{config.target}{dict(config.options)['nblocks']}"
+            for name, (config, *_) in self._layers.items()
+            if not config.is_dense
+        )
         return (
             f"vit_d{self.embed_dim}_l{self.num_blocks}_h{self.num_heads}_mlp{self.hidden}"
-            f"_p{self.patch_size}_{self.image_size}"
+            f"_p{self.patch_size}_{self.image_size}{structured}"
         )
 
     @property
+    def _layers(self) -> dict[str, tuple[LinearConfig, int, int]]:
+        """The linear layers of a block and their widths."""
+        dim, hidden, mlp = self.embed_dim, self.hidden, mlp_options(self.mlp_cfg)
+        layers = {"qkv": (self.attnlinear_cfg, dim, 3 * dim)}
+        if self.attnlinear_cfg is not None:
+            layers = dict.fromkeys(("q", "k", "v"), (self.attnlinear_cfg, dim, dim))
+        layers["proj"] = self.attnproj_cfg, dim, dim
+        layers |= {
+            "fc1": (mlp["linear1_cfg"], dim, hidden),
+            "fc2": (mlp["linear2_cfg"], hidden, dim),
+        }
+        return {name: (LinearConfig.of(cfg), *sizes) for name, (cfg, *sizes) in layers.items()}
+
+    @property
+    def block_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each parameter of a block: weights and biases of its layers, and of two norms. Raises
+        UserError for a layer that may not be there."""
+        shapes = {name: parameter_shapes(*layer) for name, layer in self._layers.items()}
+        shapes |= dict.fromkeys(
+            ("norm1", "norm2"), dict.fromkeys(("weight", "bias"), (self.embed_dim,))
+        )
+        return {
+            f"{name}.{kind}": shape for name, own in shapes.items() for kind, shape in own.items()
+        }
+
+    @property
     def block_sizes(self) -> list[int]:
-        """Numbers of each parameter of a block: weights and biases of attention's two layers and of
-        the MLP's, and two layer norms'."""
-        dim, hidden = self.embed_dim, self.hidden
-        layers = [3 * dim * dim, 3 * dim, dim * dim, dim, hidden * dim, hidden, dim * hidden, dim]
-        return layers + [dim] * 4
+        """Numbers of each parameter of a block."""
+        return list(map(math.prod, self.block_shapes.values()))
 
     @property
     def root_sizes(self) -> list[int]:
@@ -119,9 +160,11 @@ class ViT(Classifier):
                 attn_drop=attention,
                 drop_path_rate=0.0,
                 norm_eps=BLOCK_EPS,
-                mlp_cfg=None,
-                attnlinear_cfg=None,
+                mlp_cfg=shape.mlp_cfg,
+                attnlinear_cfg=shape.attnlinear_cfg,
             )
+            if shape.attnproj_cfg is not None:
+                replace_linears(block, shape.attnproj_cfg, include=r"attn\.proj$")
             if timm_init:
                 init_transformer(block)
             made(f"blocks.{index}", block)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from oneflow_accel.errors import UserError
 from oneflow_accel.precision import PRECISIONS
 
 from pydantic import model_validator
@@ -14,11 +15,14 @@ from pydantic import model_validator
 from flow_train import cli
 from flow_train.config.flags import Flags, flag
 from flow_train.config.keys import Above0, Amount, Count, Fraction, Positive, Precision, Seed
+from monarch_flow.config import Layers
 from vit_10b.model import Shape
 
 # float16 needs a scaled loss.
 _PRECISIONS = [name for name in PRECISIONS if name != "float16"]
 _SHAPE = Shape()
+# Of structured layers.
+LAYERS = ("mlp_cfg", "attnlinear_cfg", "attnproj_cfg")
 
 
 class Options(Flags):
@@ -41,6 +45,10 @@ class Options(Flags):
     num_classes: Positive = flag(_SHAPE.num_classes, "N")
     "classes of --fake_data; a data folder has its own"
     mlp_ratio: Above0 = flag(_SHAPE.mlp_ratio, "R", "hidden width of an MLP over that of a token")
+    mlp_cfg: Layers | None = flag(None, "LAYER")
+    "monarch, blockdiag or {_target_: monarch, nblocks: 8} in the MLPs (default: dense)"
+    attnlinear_cfg: Layers | None = flag(None, "LAYER", "the same of queries, keys and values")
+    attnproj_cfg: Layers | None = flag(None, "LAYER", "the same after attention")
     pos_dropout: Fraction = flag(0.0, "P", "dropout after the position embedding")
     att_dropout: Fraction = flag(0.0, "P", "dropout of attention weights")
     mlp_dropout: Fraction = flag(0.0, "P", "dropout in the MLPs and after attention")
@@ -121,6 +129,11 @@ class Options(Flags):
                 f"--mlp_ratio {self.mlp_ratio:g}: the MLPs of --embed_dim {dim} have no hidden "
                 f"unit; take {1 / dim:.2g} or more"
             )
+        for name in LAYERS:
+            try:
+                _ = Shape(**{name: getattr(self, name)}).parameters
+            except UserError as error:
+                raise ValueError(f"--{name}: {error}") from error
         if self.precision not in _PRECISIONS:
             raise ValueError(f"--precision {self.precision}: it is not there; take bfloat16")
         if self.resume_epoch and self.resume:
@@ -161,4 +174,6 @@ def parse_options(argv: Sequence[str]) -> Options:
 def shape_of(options: Options, num_classes: int | None = None) -> Shape:
     names = ("image_size", "patch_size", "embed_dim", "num_heads", "num_blocks", "mlp_ratio")
     classes = options.num_classes if num_classes is None else num_classes
-    return Shape(**{name: getattr(options, name) for name in names}, num_classes=classes)
+    return Shape(
+        **{name: getattr(options, name) for name in (*names, *LAYERS)}, num_classes=classes
+    )

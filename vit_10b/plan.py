@@ -19,6 +19,7 @@ from oneflow_accel.collectives import may_share_memory
 from oneflow_accel.errors import UserError
 
 from flow_train.metrics.work import FLOAT32, adamw_states, training_flops, transformer_macs
+from monarch_flow.layers import numbers_inside
 from vit_10b.model import Shape
 from vit_10b.options import Options
 
@@ -120,7 +121,8 @@ class Plan:
         inputs = FLOAT32 * batch * shape.tokens * shape.embed_dim
         # Of an image: two norms' outputs, query, key, value and their copies by head, attention's
         # output twice, the sum; the MLP's hidden layer twice; attention's scores and weights.
-        numbers = shape.tokens * (11 * shape.embed_dim + 2 * shape.hidden)
+        inside = numbers_inside(shape.block_shapes)
+        numbers = shape.tokens * (11 * shape.embed_dim + 2 * shape.hidden + inside)
         of_block = FLOAT32 * batch * (numbers + 2 * shape.num_heads * shape.tokens**2)
         states["block inputs"] = shape.num_blocks * inputs
         # Of those that are differentiated, as much again goes backward.
@@ -136,7 +138,9 @@ class Plan:
         """Forward and backward, as a model's work is counted: without computing again."""
         shape = self.shape
         dim, blocks = shape.embed_dim, shape.num_blocks
-        weights = blocks * (4 * dim * dim + 2 * dim * shape.hidden) + 3 * shape.patch_size**2 * dim
+        # Norms and biases have one axis.
+        matrices = (each for each in shape.block_shapes.values() if len(each) > 1)
+        weights = blocks * sum(map(math.prod, matrices)) + 3 * shape.patch_size**2 * dim
         of_token = transformer_macs(weights, blocks, dim, shape.tokens)
         return training_flops(shape.tokens * of_token + shape.num_classes * dim)
 

@@ -10,11 +10,12 @@ from monarch_flow.layers.block_sparse import BlockSparseLinear, MaskedLinear
 from monarch_flow.layers.config import LinearConfig, LinearLike, register_linear, replace_linears
 from monarch_flow.layers.drop import Dropout, DropPath, dropout
 from monarch_flow.layers.low_rank import LowRank, SparseLRLinear
-from monarch_flow.layers.mlp import Mlp, MlpLike, build_mlp
+from monarch_flow.layers.mlp import Mlp, MlpLike, build_mlp, mlp_options
 from monarch_flow.layers.monarch import (
     BlockdiagLinear,
     MonarchLinear,
     monarch_shapes,
+    numbers_inside,
     parameter_shapes,
 )
 from monarch_flow.layers.structured import StructuredLinear
@@ -35,7 +36,9 @@ __all__ = [
     "StructuredLinear",
     "build_mlp",
     "dropout",
+    "mlp_options",
     "monarch_shapes",
+    "numbers_inside",
     "parameter_shapes",
     "register_linear",
     "replace_linears",

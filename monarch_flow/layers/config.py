@@ -194,6 +194,12 @@ class LinearConfig:
         return {TARGET: f"{package}.{self.target}", **values}
 
 
+def names_linear(value: Mapping[str, Any]) -> bool:
+    """Whether a mapping names a linear layer, whatever its options."""
+    name = str(value.get(TARGET)).rpartition(".")[2]
+    return name in _layers or name in _short_names
+
+
 LinearLike = LinearConfig | Mapping[str, Any] | str | None
 
 

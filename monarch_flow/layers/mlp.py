@@ -11,10 +11,18 @@ from oneflow_accel.inference import bfloat16_container
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers.config import TARGET, LinearConfig, LinearLike, fill_options, split_target
+from monarch_flow.layers.config import (
+    TARGET,
+    LinearConfig,
+    LinearLike,
+    fill_options,
+    names_linear,
+    split_target,
+)
 from monarch_flow.layers.drop import dropout
 
-# A mapping that names _TARGET_NAME, or a linear layer's short name, for both; None for dense.
+# A mapping that names _TARGET_NAME, or a linear layer, by it or its short name, for both; None for
+# dense.
 MlpLike = Mapping[str, Any] | str | None
 # What the papers' code calls `Mlp`.
 _TARGET_NAME = "MlpCustom"
@@ -51,14 +59,21 @@ class Mlp(nn.Module):
 def build_mlp(mlp_cfg: MlpLike, width: int, hidden: int, *, drop: float = 0.0) -> Mlp:
     """The perceptron that a model's `mlp_cfg` asks for.
 
-    `mlp_cfg` is None for dense layers, the short name of a linear layer for both, or {"_target_":
+    `mlp_cfg` is None for dense layers, the config of a linear layer for both, or {"_target_":
     "monarch_flow.layers.MlpCustom", "linear1_cfg": ..., "linear2_cfg": ..., ...}; the model's
     `drop` goes before one in it. UserError names the nearest for an unknown class or key.
     """
+    return Mlp(width, hidden, **{**mlp_options(mlp_cfg), "drop": drop})
+
+
+def mlp_options(mlp_cfg: MlpLike) -> dict[str, Any]:
+    """What `mlp_cfg` says of `Mlp`'s arguments: linear1_cfg and linear2_cfg in any case. UserError
+    as `build_mlp`."""
     if mlp_cfg is None or isinstance(mlp_cfg, str):
-        return Mlp(width, hidden, mlp_cfg, mlp_cfg, drop)
+        return {"linear1_cfg": mlp_cfg, "linear2_cfg": mlp_cfg}
     if not isinstance(mlp_cfg, Mapping):
         raise UserError(f"mlp_cfg is {mlp_cfg!r}: give null, a name or a mapping with '{TARGET}'")
+    if names_linear(mlp_cfg):
+        return {"linear1_cfg": mlp_cfg, "linear2_cfg": mlp_cfg}
     _, options = split_target(mlp_cfg, {_TARGET_NAME: Mlp}, "MLP")
-    filled = fill_options(options, Mlp, ("width", "hidden"), _TARGET_NAME)
-    return Mlp(width, hidden, **{**filled, "drop": drop})
+    return fill_options(options, Mlp, ("width", "hidden"), _TARGET_NAME)

@@ -4,6 +4,7 @@ BlockdiagLinear, one alone."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -38,6 +39,7 @@ def parameter_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the parameters of a dense, Monarch or block-diagonal layer, in the order
     of its state dict, without making it. Raises UserError for another layer or number of blocks."""
+    bias = dict(config.options).get("bias", bias)
     biases: dict[str, tuple[int, ...]] = {"bias": (out_features,)} if bias else {}
     if config.is_dense:
         return {"weight": (out_features, in_features), **biases}
@@ -52,6 +54,17 @@ def parameter_shapes(
         first, second = monarch_shapes(in_features, out_features, nblocks)
         return {**biases, "blkdiag1": first, "blkdiag2": second}
     return {**biases, "weight": (nblocks, -(-out_features // nblocks), -(-in_features // nblocks))}
+
+
+def numbers_inside(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Numbers that the Monarch and block-diagonal layers of these parameters keep of a row beside
+    their inputs: what is between two factors, or the copy that a product with blocks takes."""
+    found = 0
+    for name, shape in shapes.items():
+        if len(shape) == 3 and not name.endswith("blkdiag2"):
+            blocks, outputs, inputs = shape
+            found += blocks * (outputs if name.endswith("blkdiag1") else inputs)
+    return found
 
 
 @register_linear("monarch")

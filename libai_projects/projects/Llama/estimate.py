@@ -24,6 +24,7 @@ from libai_projects.models.llama.options import LlamaOptions, from_config
 from libai_projects.projects.Llama import diary
 from libai_projects.projects.Llama import flags as flag_table
 from libai_projects.weights.llama import LLAMA
+from monarch_flow.layers import numbers_inside
 
 _MIB, _GIB = 2**20, 2**30
 
@@ -152,17 +153,14 @@ class Job:
 
     @property
     def inside(self) -> tuple[int, int]:
-        """Numbers that the structured layers of a block keep of a token beside their inputs: what
-        is between two factors, or the copy that a block-diagonal product takes; and those that
-        batched products copy, before, between and after."""
-        kept = copied = 0
-        for name, shape in LLAMA.block_shapes(vars(self.options)).items():
+        """Numbers that the structured layers of a block keep of a token, see `numbers_inside`, and
+        those that batched products copy, before, between and after."""
+        shapes, copied = LLAMA.block_shapes(vars(self.options)), 0
+        for name, shape in shapes.items():
             if len(shape) == 3:
                 blocks, outputs, inputs = shape
-                first, second = name.endswith("blkdiag1"), name.endswith("blkdiag2")
-                kept += blocks * (0 if second else outputs if first else inputs)
-                copied += blocks * (outputs if second else outputs + inputs)
-        return kept, copied
+                copied += blocks * (outputs + (0 if name.endswith("blkdiag2") else inputs))
+        return numbers_inside(shapes), copied
 
     @property
     def norms(self) -> int:
@@ -311,7 +309,9 @@ def _saved_on_cpu(job: Job) -> list[int]:
     repeated = [query] * 2 if query != key else []
     kept = [query, rows * o.num_attention_heads] if job.fuses("flash") else [*repeated, job.scores]
     attention = [query, key, key, *turned, *kept]
-    mlp = [inner] * (3 if job.fuses("swiglu") else 4) + [rows * job.inside[0]]
+    mlp = [inner] * (3 if job.fuses("swiglu") else 4)
+    if job.inside[0]:
+        mlp.append(rows * job.inside[0])
     found: list[int] = []
     for layer in range(o.num_layers):
         found += [*(norm if layer else first), *attention, query, *norm, *mlp]
