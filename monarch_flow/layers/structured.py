@@ -158,7 +158,8 @@ def dense_default(tensor: flow.Tensor) -> None:
 
 def drawn_dense(rows: int, columns: int, init_function: InitFunction) -> np.ndarray:
     """A dense matrix (rows, columns), float32, filled by `init_function`, as an array."""
-    matrix = flow.empty(rows, columns)
+    # Not empty(), which is of device 0 on every process: its generator would draw.
+    matrix = flow.zeros(rows, columns)
     init_function(matrix)
     return matrix.numpy()
 

@@ -26,10 +26,16 @@ from vit_10b.plan import Plan
 WIDER = ("--embed_dim", "512", "--num_blocks", "4", "--ckpt_step_interval", "1", "--max_steps", "3")
 STEPS = ("--max_steps", "10")
 DROPOUT = ("--pos_dropout", "0.1", "--att_dropout", "0.2", "--mlp_dropout", "0.3")
-# The 4-process run that all "resumed" ones go on from is at step 6.
+STRUCTURED = ("--mlp_cfg", "{_target_: monarch, nblocks: 3}", "--attnlinear_cfg", "blockdiag")
+STRUCTURED += ("--attnproj_cfg", "monarch")
+# The 4-process runs that all "resumed" ones go on from are at step 6.
 GO_ON = ("--resume", "auto", "--reshard")
 MODES: dict[int, dict[str, tuple[str, ...]]] = {
-    4: {"groups": ("--shard_group", "2"), "begun": ("--max_steps", "6")},
+    4: {
+        "groups": ("--shard_group", "2"),
+        "begun": ("--max_steps", "6"),
+        "structured begun": (*STRUCTURED, "--max_steps", "6"),
+    },
     # Each option once. 3 divides neither channels nor classes.
     3: {
         "resumed": GO_ON,
@@ -39,11 +45,17 @@ MODES: dict[int, dict[str, tuple[str, ...]]] = {
         "dropout": DROPOUT,
         "dropout-kept": (*DROPOUT, "--no_grad_ckpt", "--no_reshard_after_forward"),
         "profile": ("--profile", "1"),
+        "structured resumed": (*STRUCTURED, *GO_ON),
+        "structured flat": (*STRUCTURED, "--flatten_parameters", "--no_grad_ckpt", "--prefetch"),
     },
-    1: {"whole": ("--run_without_fsdp",), "resumed": GO_ON},
+    1: {
+        "whole": ("--run_without_fsdp",),
+        "resumed": GO_ON,
+        "structured whole": (*STRUCTURED, "--run_without_fsdp"),
+    },
 }
 COMPARED = ("4/groups", "3/resumed", "3/weights-kept", "3/flat", "3/ahead-no-recomputation")
-COMPARED += ("1/resumed",)
+COMPARED += ("1/resumed", "3/structured resumed", "3/structured flat")
 # A fixture starts all modes.
 pytestmark = pytest.mark.timeout(600)
 
@@ -68,7 +80,7 @@ def runs(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, more in modes.items():
             out = folder / f"{processes}/{name}"
             if "--resume" in more:
-                shutil.copytree(folder / "4/begun", out)
+                shutil.copytree(folder / f"4/{name.replace('resumed', 'begun')}", out)
             line = (*SMALL, *STEPS, *more, "--data_dir", shapes, "--ckpt_dir", out)
             lines.append(line)
         (folder / f"{processes}.txt").write_text(run_vit(lines, processes).stdout)
@@ -78,7 +90,7 @@ def runs(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("mode", COMPARED)
 def test_every_mode_trains_as_the_whole_model(runs: Path, mode: str) -> None:
     """Those that are resumed on another number of processes too."""
-    whole = runs / "1/whole"
+    whole = runs / ("1/structured whole" if "structured" in mode else "1/whole")
     assert min(values(whole, "grad_norm")) > 0.5, "the norm was never clipped"
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(values(runs / mode, name), values(whole, name), rtol=1e-6)
