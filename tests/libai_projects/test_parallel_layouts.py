@@ -64,6 +64,16 @@ def bert(**case: Any) -> dict[str, Any]:
     return {"model": "bert", **case}
 
 
+# 6 divides the inner width and not the outer one, 64.
+FACTORS = {"mlp_cfg": {"_target_": "monarch", "nblocks": 6}, "attnproj_cfg": "monarch"}
+FACTORS["attnlinear_cfg"] = "blockdiag"
+
+
+def factored(config: dict[str, Any] = {}, **case: Any) -> dict[str, Any]:
+    """A Llama whose layers are all structured."""
+    return llama(config={**FACTORS, **config}, **case)
+
+
 def dropped(config: dict[str, Any], **case: Any) -> dict[str, Any]:
     return {"seed": 5, "config": config, **case}
 
@@ -102,6 +112,8 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "monarch bert": bert(config=MONARCH_MLP),
         "llama": llama(evaluate=True),
         "llama, time first": llama(config=FIRST),
+        "factored llama": factored(evaluate=True),
+        "factored llama, graph": factored(FIRST, **OVERLAPPED),
         "tied llama": llama(config=TIED),
         "libai, fused": libai(config=SCALED),
         "libai, graph": libai(graph=True, accumulation=4, checkpointing=True),
@@ -138,6 +150,10 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "llama, tensor over time": llama(tensor=2, evaluate=True, config=OVER_TIME),
         "llama, tensor over time first": llama(tensor=2, config={**OVER_TIME, **FIRST}),
         "packed llama, tensor": llama(tensor=2, documents=3),
+        "factored llama, generate, tensor": factored(tensor=2, generate=True),
+        "monarch, sharded": monarch(data=2, sharded={}, evaluate=True),
+        "factored llama, tensor over time first": factored({**OVER_TIME, **FIRST}, tensor=2),
+        "factored llama, graph, ZeRO 3": factored(graph=True, data=2, zero=3, evaluate=True),
         "tied llama, graph, pipeline": llama(pipeline=2, config=TIED, **OVERLAPPED),
         "libai, data": libai(data=2),
         "libai, tensor, fused": libai(tensor=2, config=SCALED),
@@ -156,6 +172,10 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "bert, graph, tensor, pipeline": bert(graph=True, tensor=2, pipeline=2, accumulation=2),
         "blocks bert, tensor, pipeline": bert(tensor=2, pipeline=2, config=BLOCK_MLP),
         "llama, data, tensor over time": llama(data=2, tensor=2, config=OVER_TIME),
+        "factored llama, data, tensor": factored(data=2, tensor=2, evaluate=True),
+        "factored llama, generate bfloat16, tensor, pipeline": factored(
+            tensor=2, pipeline=2, generate=True, **BFLOAT16
+        ),
     },
 }
 LIKE = {
@@ -212,7 +232,9 @@ def test_a_layout_generates_as_the_reference(runs: dict[str, Any], name: str) ->
 
 def test_what_differs(runs: dict[str, Any]) -> None:
     """Models learn, so that equal losses are not those of one that stands still."""
-    for name, steps, by in (("gpt2", 6, 0), ("monarch", 6, 0), ("bert", 6, 0), ("llama", 20, 0.5)):
+    learning = [("gpt2", 6, 0), ("monarch", 6, 0), ("bert", 6, 0)]
+    learning += [("llama", 20, 0.5), ("factored llama", 20, 0.1)]
+    for name, steps, by in learning:
         losses = values(runs, name)
         # After the steps, that of the first batch again.
         assert losses[steps] < losses[0] - by
