@@ -144,6 +144,7 @@ TRAINERS = {
             "--gather_dtype bfloat16 --clip_grad_norm 0.1 --weight_decay 0.5",
             ("rows", 2): "--shard_group 1 --prefetch --no_grad_ckpt --no_reshard_after_forward",
             ("whole", 2): "--run_without_fsdp",
+            ("factored", 2): "--mlp_cfg=monarch --attnlinear_cfg=blockdiag --attnproj_cfg=monarch",
             ("resumed", 2): "--resume auto --ckpt_dir {plain} --num_epochs 2",
         },
         apart="fake_data num_classes max_steps shard_on_cpu mark_step_after_forward precision "
@@ -273,6 +274,8 @@ TRAINERS = {
             ("residual", 1): "--residual_in_fp32=false --sequence_first --dropout=0.1 --profile=1 "
             "--attention_dropout=0.1 --embedding_dropout=0.1 --weight_decay=0.2 --beta1=0.8 "
             "--beta2=0.9 --eps=1e-6 --grad_clip=0.5 --gradient_accumulation_steps=2 --batch_size=1",
+            ("factored", 1): "--mlp_cfg=monarch --attnlinear_cfg=blockdiag --attnproj_cfg=monarch "
+            "--sparse_to_dense=0.5",
             ("packed", 1): "--dummy=false --data={images}/tokens.bin --packing=documents",
             ("resumed", 1): "--resume --output_dir={plain} --max_iters=3",
             ("zero", 2): "--graph --zero_stage=2 --recompute --batch_size=1 "

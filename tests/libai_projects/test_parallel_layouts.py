@@ -4,6 +4,7 @@ also with Monarch and block-diagonal layers, and the Llama, whose 20 steps learn
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,9 @@ FACTORS = {"mlp_cfg": {"_target_": "monarch", "nblocks": 6}, "attnproj_cfg": "mo
 FACTORS["attnlinear_cfg"] = "blockdiag"
 
 
-def factored(config: dict[str, Any] = {}, **case: Any) -> dict[str, Any]:
+def factored(*more: dict[str, Any], **case: Any) -> dict[str, Any]:
     """A Llama whose layers are all structured."""
-    return llama(config={**FACTORS, **config}, **case)
+    return llama(config=dict(ChainMap(*more, FACTORS)), **case)
 
 
 def dropped(config: dict[str, Any], **case: Any) -> dict[str, Any]:
@@ -152,7 +153,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "packed llama, tensor": llama(tensor=2, documents=3),
         "factored llama, generate, tensor": factored(tensor=2, generate=True),
         "monarch, sharded": monarch(data=2, sharded={}, evaluate=True),
-        "factored llama, tensor over time first": factored({**OVER_TIME, **FIRST}, tensor=2),
+        "factored llama, tensor over time first": factored(OVER_TIME, FIRST, tensor=2),
         "factored llama, graph, ZeRO 3": factored(graph=True, data=2, zero=3, evaluate=True),
         "tied llama, graph, pipeline": llama(pipeline=2, config=TIED, **OVERLAPPED),
         "libai, data": libai(data=2),

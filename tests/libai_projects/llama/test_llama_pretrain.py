@@ -18,6 +18,7 @@ import oneflow as flow
 import pytest
 
 from flow_train.config.compose import parse_override
+from flow_train.metrics.log import read_metrics
 from libai_projects import weights
 from libai_projects.command.config import load_config
 from libai_projects.command.output import checkpoint_bytes
@@ -27,7 +28,12 @@ from libai_projects.projects.Llama.schedule import warmup_cosine
 from libai_projects.weights.llama import LLAMA
 from tests.command_server import CommandServer
 from tests.launch import REPOSITORY, run_distributed
-from tests.libai_projects.train.conftest import losses, metrics, perplexities
+from tests.libai_projects.train.conftest import (
+    as_after_step_three,
+    losses,
+    metrics,
+    perplexities,
+)
 
 SCRIPT = REPOSITORY / "libai_projects" / "projects" / "Llama" / "pretrain.py"
 ENVIRONMENT = {"ONEFLOW_ACCEL_THREADS": "1"}
@@ -367,6 +373,56 @@ def test_resumed_run_equals_whole_one_to_the_last_bit(
     assert len(found) > 10
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+FACTORED = ("--mlp_cfg=monarch", "--attnlinear_cfg={_target_: blockdiag, nblocks: 2}")
+FACTORED += ("--attnproj_cfg=monarch", "--eval_interval=2", "--save_interval=3")
+
+
+@pytest.fixture(scope="module")
+def dense_late(train: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Structured for two of four steps, dense from then on."""
+    out = tmp_path_factory.mktemp("late") / "out"
+    printed = train(out, *FACTORED, "--sparse_to_dense=0.5")
+    # Factors of 4 blocks of the widths 128 and 512, and 2 blocks where there were keys.
+    mlp = 2 * 4 * (32 * 32 + 128 * 32) + 4 * (32 * 128 + 32 * 32)
+    attention = (128 * 128 + 2 * 128 * 64) // 2 + 2 * 4 * 32 * 32
+    count = 2 * 512 * 128 + 2 * (mlp + attention + 2 * 128) + 128
+    assert f"LlamaForPreTraining of {count:,} weights" in printed
+    return out
+
+
+def test_structured_layers_become_dense_and_compute_the_same(train: Run, dense_late: Path) -> None:
+    lines = read_metrics(dense_late / "metrics.jsonl")
+    (switch,) = (line["values"] for line in lines if line["split"] == "switch")
+    assert switch["loss_after"] == pytest.approx(switch["loss_before"], abs=1e-5)
+    assert losses(dense_late)[4] < losses(dense_late)[1] - 0.05
+    found, config = weights.load(dense_late / "checkpoints" / "latest", "libai", table=LLAMA)
+    assert "mlp_cfg" not in config
+    assert found["llama.layers.0.mlp.down_proj.weight"].shape == (512, 128)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.75])
+def test_a_run_goes_on_after_that_and_before(
+    fraction: float, train: Run, dense_late: Path, tmp_path: Path
+) -> None:
+    argv, whole = (*FACTORED, f"--sparse_to_dense={fraction}"), dense_late
+    if fraction > 0.5:
+        whole = tmp_path / "whole"
+        train(whole, *argv)
+    out = as_after_step_three(whole, tmp_path / "out")
+    train(out, *argv, "--resume")
+    assert losses(out) == losses(whole)
+    assert perplexities(out) == perplexities(whole)
+
+
+def test_that_under_nn_graph_and_tensor_parallelism(
+    train: Run, dense_late: Path, tmp_path: Path
+) -> None:
+    argv = ("--sparse_to_dense=0.5", "--graph", "--tensor_parallel=2")
+    train(tmp_path / "out", *FACTORED, *argv, processes=2)
+    assert losses(tmp_path / "out") == pytest.approx(losses(dense_late), rel=1e-5)
+    assert perplexities(tmp_path / "out") == pytest.approx(perplexities(dense_late), rel=1e-5)
 
 
 def test_two_processes_under_nn_graph_train_as_one(
