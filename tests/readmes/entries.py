@@ -123,6 +123,15 @@ TRAIN_VIT_10B = (
     "python3 -m oneflow.distributed.launch --nproc_per_node 4 vit_10b/run_vit_training.py "
     "--data_dir DIR"
 )
+SHORT_VIT_10B = (
+    "--image_size 32 --patch_size 8 --embed_dim 32 --num_heads 2 --num_blocks 1 --num_workers 0 "
+    "--batch_size 4 --num_epochs 1 --warmup_steps 1"
+)
+CONSOLIDATE_SPARSE = (
+    "python -m vit_10b.consolidate --ckpt_prefix DIR/checkpoints/step-00001251 "
+    "--save_path sparse.safetensors"
+)
+DENSIFY = "python -m monarch_flow.convert densify sparse.safetensors dense.safetensors --join-qkv"
 TRAIN_RESNET = "python3 main.py -a resnet50 --channels-last DIR"
 
 CI = NotRun("CI runs it: it is this suite, or what goes before it")
@@ -248,8 +257,7 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     ),
     # vit_10b
     TRAIN_VIT_10B: Run(
-        "--image_size 32 --patch_size 8 --embed_dim 32 --num_heads 2 --num_blocks 1 --num_workers 0"
-        " --batch_size 4 --num_epochs 1 --warmup_steps 1 --ckpt_dir {runs}/vit_10b",
+        f"{SHORT_VIT_10B} --ckpt_dir {{runs}}/vit_10b",
         replace={**TWO, **PHOTOS},
         expect="checkpoints: ",
     ),
@@ -275,6 +283,30 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     "python -m vit_10b.consolidate --split FILE.safetensors --processes 8 --save_path DIR": Run(
         replace={"FILE.safetensors": "{runs}/whole.safetensors", "DIR": "{runs}/cut"},
         after=("python -m vit_10b.consolidate --ckpt_prefix DIR/checkpoints/step-00001251",),
+        expect="written",
+    ),
+    "python3 vit_10b/run_vit_training.py --dry_run --num_devices 128 --mlp_cfg monarch": Run(
+        expect="5,464,182,760"
+    ),
+    CONSOLIDATE_SPARSE: Run(
+        replace={
+            "DIR/checkpoints/step-00001251": "{runs}/vit_10b_sparse/checkpoints/step-00000005",
+            "sparse.safetensors": "{runs}/sparse.safetensors",
+        },
+        after=("train a structured vit_10b",),
+        expect="written",
+    ),
+    DENSIFY: Run(
+        replace={
+            "dense.safetensors": "{runs}/dense.safetensors",
+            "sparse.safetensors": "{runs}/sparse.safetensors",
+        },
+        after=(CONSOLIDATE_SPARSE,),
+        expect="monarch",
+    ),
+    "python -m vit_10b.consolidate --split dense.safetensors --processes 8 --save_path DENSE": Run(
+        replace={"dense.safetensors": "{runs}/dense.safetensors", "DENSE": "{runs}/dense_cut"},
+        after=(DENSIFY,),
         expect="written",
     ),
     # MagicPrompt
@@ -552,7 +584,14 @@ EXTRA: dict[str, tuple[str, Run]] = {
         "python -m monarch_flow.train experiment=flowers5/vitae-tiny-monarch "
         "datamodule.data_dir=DIR",
         Run(f"{ONE_STEP} run_dir=runs/flowers5-vitae-tiny-monarch", replace=PHOTOS),
-    )
+    ),
+    "train a structured vit_10b": (
+        TRAIN_VIT_10B,
+        Run(
+            f"{SHORT_VIT_10B} --mlp_cfg monarch --ckpt_dir {{runs}}/vit_10b_sparse",
+            replace={**TWO, **PHOTOS},
+        ),
+    ),
 }
 
 # By a block's beginning; the longest that fits counts.

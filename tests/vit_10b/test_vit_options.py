@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from oneflow_accel.errors import UserError
 
@@ -13,10 +15,13 @@ import pytest
 from flow_train.metrics.macs import count_macs
 from tests.launch import REPOSITORY, run_process
 from vit_10b.model import Shape, ViT
-from vit_10b.options import build_parser, parse_options, shape_of
+from vit_10b.options import LAYERS, build_parser, parse_options, shape_of
 from vit_10b.plan import GIB, Plan, largest_models, report, require_memory
 from vit_10b.run_vit_training import run
 
+# 3 divides no width.
+STRUCTURED = {"mlp_cfg": {"_target_": "monarch", "nblocks": 3}, "attnlinear_cfg": "blockdiag"}
+STRUCTURED["attnproj_cfg"] = "monarch"
 # fsdp_llama_spec A.1.
 DEFAULTS = {
     "data_dir": Path("/datasets/imagenet-1k"),
@@ -112,10 +117,49 @@ def test_memory_of_each_way_to_cut(option: str) -> None:
     assert (plan.bytes - plan.process) / 2**20 == pytest.approx(MEMORY[option], abs=1)
 
 
-def test_the_work_is_what_a_count_of_the_model_finds() -> None:
-    shape = Shape(image_size=42, embed_dim=32, num_heads=2, num_blocks=3, num_classes=5)
-    macs = count_macs(ViT(shape), shape.image_size)
+@pytest.mark.parametrize(
+    "layers", [{}, {"mlp_cfg": "blockdiag"}, STRUCTURED, {"attnlinear_cfg": "dense"}], ids=str
+)
+def test_work_and_parameters_are_what_a_count_of_the_model_finds(layers: dict[str, Any]) -> None:
+    shape = Shape(image_size=42, embed_dim=32, num_heads=2, num_blocks=3, num_classes=5, **layers)
+    model = ViT(shape)
+    macs = count_macs(model, shape.image_size)
     assert Plan(shape, world=1, batch=1, group=1).flops_per_image == 6 * macs
+    found = [tuple(each.shape) for each in model.blocks[0].parameters()]
+    assert sorted(shape.block_shapes.values()) == sorted(found)
+    assert shape.parameters == sum(each.numel() for each in model.parameters())
+
+
+def test_structured_layers_take_what_the_readme_says() -> None:
+    """Parameters of a block by monarch_spec 1.3: (n^2 + n m) / 4 in place of n m, and (n m + m^2) /
+    4; where it was square, half."""
+    counts = {}
+    text = (REPOSITORY / "vit_10b" / "README.md").read_text().partition("## With Monarch layers")[2]
+    text = text.partition("\n## ")[0]
+    rows = [row.split("|")[2:-1] for row in text.splitlines() if row.startswith("| ")][2:]
+    every = [{}, {"mlp_cfg": "monarch"}, dict.fromkeys(LAYERS, "monarch")]
+    for layers, row in zip(every, rows, strict=True):
+        argv = [f"--{name}={value}" for name, value in layers.items()]
+        options = parse_options(argv)
+        plan = Plan.of(options, shape_of(options), 128)
+        counts[len(layers)] = plan.shape.block_parameters
+        memory = plan.memory()
+        states = sum(memory[name] for name in ("weights", "gradients", "AdamW's moments"))
+        sizes = [states, memory["gathered weights"], plan.bytes - plan.process]
+        found = f"{plan.shape.parameters:,}", f"{plan.flops_per_image / 1e12:.2f}"
+        assert [cell.strip() for cell in row] == [*found, *(f"{size / GIB:.2f}" for size in sizes)]
+    dim, hidden = 5120, 20480
+    assert counts[0] - counts[1] == 2 * dim * hidden - 2 * (dim**2 + dim * hidden) // 4
+    assert counts[1] - counts[3] == 4 * dim**2 // 2
+
+
+def test_what_structured_layers_keep() -> None:
+    """Between factors there are as many numbers as the narrower side has."""
+    shape = Shape(embed_dim=64, num_heads=2)
+    plans = [Plan(each, 1, 2, 1) for each in (shape, replace(shape, mlp_cfg="monarch"))]
+    kept = [plan.memory()["activations"] for plan in plans]
+    # Of two images and two layers, as much again goes backward.
+    assert kept[1] - kept[0] == 2 * 4 * 2 * shape.tokens * 2 * 64
 
 
 def test_the_defaults_are_refused_before_anything_is_built() -> None:
@@ -166,6 +210,10 @@ MISTAKES = {
     "--mlp_ratio inf: it must be a number above 0": ["--mlp_ratio", "inf"],
     "--mlp_ratio 0.0001: the MLPs of --embed_dim 64 have no hidden unit; take 0.016 or more": [
         *("--mlp_ratio", "0.0001", "--embed_dim", "64")
+    ],
+    "--mlp_cfg: there is no linear layer 'monach'; did you mean": ["--mlp_cfg", "monach"],
+    "--attnproj_cfg: there are dense, Monarch and block-diagonal layers": [
+        *("--attnproj_cfg", "low_rank")
     ],
     "--precision float16: it is not there; take bfloat16": ["--precision", "float16"],
     "--run_without_fsdp cuts nothing: leave --prefetch out": ["--run_without_fsdp", "--prefetch"],

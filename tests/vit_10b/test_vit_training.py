@@ -10,15 +10,21 @@ import time
 from pathlib import Path
 
 import oneflow_accel
+from oneflow_accel import layouts
 from oneflow_accel.errors import UserError
 
 import numpy as np
+import oneflow as flow
 import pytest
 
+from flow_train.checkpoint.folders import read_checkpoint
+from monarch_flow import convert
 from tests.launch import free_port, run_distributed, run_process
 from tests.machines import train_until_one_is_killed, two_machines
+from tests.tolerances import assert_close
 from tests.vit_10b.conftest import SCRIPT, SMALL, largest_gap, run_vit, values, weights
-from vit_10b import run_vit_training
+from vit_10b import consolidate, run_vit_training
+from vit_10b.model import ViT
 from vit_10b.options import parse_options, shape_of
 from vit_10b.plan import Plan
 
@@ -26,8 +32,9 @@ from vit_10b.plan import Plan
 WIDER = ("--embed_dim", "512", "--num_blocks", "4", "--ckpt_step_interval", "1", "--max_steps", "3")
 STEPS = ("--max_steps", "10")
 DROPOUT = ("--pos_dropout", "0.1", "--att_dropout", "0.2", "--mlp_dropout", "0.3")
-STRUCTURED = ("--mlp_cfg", "{_target_: monarch, nblocks: 3}", "--attnlinear_cfg", "blockdiag")
-STRUCTURED += ("--attnproj_cfg", "monarch")
+BLOCKDIAG = "{_target_: blockdiag, nblocks: 5}"
+STRUCTURED = ("--mlp_cfg", "{_target_: monarch, nblocks: 3}", "--attnlinear_cfg", BLOCKDIAG)
+STRUCTURED += ("--attnproj_cfg", "{_target_: monarch, nblocks: 2}")
 # The 4-process runs that all "resumed" ones go on from are at step 6.
 GO_ON = ("--resume", "auto", "--reshard")
 MODES: dict[int, dict[str, tuple[str, ...]]] = {
@@ -103,6 +110,27 @@ def test_every_mode_trains_as_the_whole_model(runs: Path, mode: str) -> None:
 def test_dropout_draws_the_same_masks_again(runs: Path) -> None:
     again, kept = (values(runs / "3" / name, "loss") for name in ("dropout", "dropout-kept"))
     np.testing.assert_allclose(again, kept, rtol=1e-6)
+
+
+def test_a_structured_checkpoint_becomes_a_dense_one_of_the_same_function(
+    runs: Path, tmp_path: Path
+) -> None:
+    """By the commands of the README; another number of processes goes on from it."""
+    whole, dense = tmp_path / "whole.safetensors", tmp_path / "dense.safetensors"
+    given = runs / "4/structured begun/checkpoints/step-00000006"
+    assert consolidate.main(["--ckpt_prefix", str(given), "--save_path", str(whole)]) == 0
+    assert convert.main(["densify", str(whole), str(dense), "--join-qkv"]) == 0
+    split = ["--split", str(dense), "--processes", "2", "--save_path", str(tmp_path / "cut")]
+    assert consolidate.main(split) == 0
+    images, scores = flow.randn(3, 3, 16, 16), []
+    for argv, folder in ((STRUCTURED, given), ((), tmp_path / "cut/checkpoints/step-00000000")):
+        state = dict(read_checkpoint(folder).model)
+        options = parse_options([*SMALL, *argv])
+        model = ViT(shape_of(options, len(state["head.bias"]))).eval()
+        layouts.load_standard_state_dict(model, state, strict=True)
+        with flow.no_grad():
+            scores.append(model(images).numpy())
+    assert_close(scores[1], scores[0], reduced=120)
 
 
 def _lines(path: Path) -> int:
