@@ -389,6 +389,12 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
         after=(TRAIN_BERT,),
     ),
     # Llama
+    "python projects/Llama/pretrain.py --preset=small --mlp_cfg=monarch --dummy --max_iters=5": Run(
+        "--num_layers=1 --max_seq_len=16 --batch_size=1 --gradient_accumulation_steps=1 "
+        "--vocab_size=512 --max_iters=1 --output_dir={runs}/llama_monarch",
+        cwd=LIBAI,
+        expect="LlamaForPreTraining of ",
+    ),
     "cd libai_projects": Run(),
     f"python {PRETRAIN} --preset=tiny --dummy --max_iters=20": Run(
         f"{SHORT_LLAMA} --vocab_size=512 --output_dir={{runs}}/dummy", LIBAI, expect="623,232"
