@@ -44,7 +44,11 @@ ALLOWANCES = (
     (35, "scripts", 4, "this table"),
     (35, "libai_projects", 700, "BERT: model, samples, word pieces, weights, configs"),
     (35, "tests", 630, "of BERT"),
-    (35, "scripts", 3, "this table"),
+    (35, "monarch_flow", 80, "structured layers by short names everywhere, counted by the plan"),
+    (35, "vit_10b", 62, "structured layers"),
+    (35, "libai_projects", 69, "structured layers of the Llama"),
+    (35, "tests", 364, "of these"),
+    (35, "scripts", 7, "this table"),
 )
 
 
