@@ -131,6 +131,7 @@ CONSOLIDATE_SPARSE = (
     "python -m vit_10b.consolidate --ckpt_prefix DIR/checkpoints/step-00001251 "
     "--save_path sparse.safetensors"
 )
+SPARSE = {name: f"{{runs}}/{name}" for name in ("sparse.safetensors", "dense.safetensors")}
 DENSIFY = "python -m monarch_flow.convert densify sparse.safetensors dense.safetensors --join-qkv"
 TRAIN_RESNET = "python3 main.py -a resnet50 --channels-last DIR"
 
@@ -289,23 +290,13 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
         expect="5,464,182,760"
     ),
     CONSOLIDATE_SPARSE: Run(
-        replace={
-            "DIR/checkpoints/step-00001251": "{runs}/vit_10b_sparse/checkpoints/step-00000005",
-            "sparse.safetensors": "{runs}/sparse.safetensors",
-        },
+        replace={**SPARSE, "DIR/checkpoints/step-00001251": "{runs}/s/checkpoints/step-00000005"},
         after=("train a structured vit_10b",),
         expect="written",
     ),
-    DENSIFY: Run(
-        replace={
-            "dense.safetensors": "{runs}/dense.safetensors",
-            "sparse.safetensors": "{runs}/sparse.safetensors",
-        },
-        after=(CONSOLIDATE_SPARSE,),
-        expect="monarch",
-    ),
+    DENSIFY: Run(replace=SPARSE, after=(CONSOLIDATE_SPARSE,), expect="monarch"),
     "python -m vit_10b.consolidate --split dense.safetensors --processes 8 --save_path DENSE": Run(
-        replace={"dense.safetensors": "{runs}/dense.safetensors", "DENSE": "{runs}/dense_cut"},
+        replace={**SPARSE, "DENSE": "{runs}/dense_cut"},
         after=(DENSIFY,),
         expect="written",
     ),
@@ -593,10 +584,7 @@ EXTRA: dict[str, tuple[str, Run]] = {
     ),
     "train a structured vit_10b": (
         TRAIN_VIT_10B,
-        Run(
-            f"{SHORT_VIT_10B} --mlp_cfg monarch --ckpt_dir {{runs}}/vit_10b_sparse",
-            replace={**TWO, **PHOTOS},
-        ),
+        Run(f"{SHORT_VIT_10B} --mlp_cfg monarch --ckpt_dir {{runs}}/s", replace=TWO | PHOTOS),
     ),
 }
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from oneflow_accel.errors import UserError
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -17,7 +15,6 @@ from safetensors.numpy import load_file
 
 from libai_projects import weights
 from libai_projects.generation.interface import ModelState
-from libai_projects.models.llama import options as model_options
 from libai_projects.models.llama.model import LlamaForPreTraining, LlamaStepModel
 from libai_projects.projects.Llama import estimate
 from libai_projects.projects.Llama import flags as flag_table
@@ -143,17 +140,3 @@ def test_the_estimate_counts_factors() -> None:
     more = 12 * 3 * 768 * dense.rows * 4
     assert peaks[1]["activations"] - peaks[0]["activations"] == more
     assert peaks[0]["weights"] - peaks[1]["weights"] == 4 * saved
-
-
-@pytest.mark.parametrize(
-    ("options", "tensor", "text"),
-    [
-        ({"mlp_cfg": "low_rank"}, 1, "model.cfg.mlp_cfg: .*not LowRank"),
-        ({"attnproj_cfg": {"_target_": LAYER, "bias": True}}, 1, "attnproj_cfg.bias"),
-        (PAIR, 2, "nblocks=5 cannot be split over a tensor-parallel world size of 2"),
-    ],
-    ids=str,
-)
-def test_wrong_options(options: dict[str, Any], tensor: int, text: str) -> None:
-    with pytest.raises(UserError, match=text):
-        model_options.check({**CONFIG, **options}, tensor)

@@ -28,6 +28,7 @@ from libai_projects.projects.Llama.schedule import warmup_cosine
 from libai_projects.weights.llama import LLAMA
 from tests.command_server import CommandServer
 from tests.launch import REPOSITORY, run_distributed
+from tests.libai_projects.magicprompt.gpt2_models import LAYER
 from tests.libai_projects.train.conftest import (
     as_after_step_three,
     losses,
@@ -410,6 +411,10 @@ def test_a_run_goes_on_after_that_and_before(
     if fraction > 0.5:
         whole = tmp_path / "whole"
         train(whole, *argv)
+        # The weights say so, not the settings.
+        _, config = weights.load(whole / "checkpoints/step-00000003", "libai", table=LLAMA)
+        assert config["mlp_cfg"] == {"_target_": LAYER, "nblocks": 4}
+        assert config["ffn_hidden_size"] == 512
     out = as_after_step_three(whole, tmp_path / "out")
     train(out, *argv, "--resume")
     assert losses(out) == losses(whole)
