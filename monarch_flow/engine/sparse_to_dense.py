@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from oneflow_accel import layouts
+from oneflow_accel.errors import UserError
 
 import oneflow as flow
 from oneflow import nn
@@ -44,8 +45,14 @@ class SparseToDense(Hook):
         return share_of(self.fraction, calendar.total_epochs())
 
     def outlook(self, trainer: Run) -> str:
-        if not structured_layers(trainer.model):
+        layers = structured_layers(trainer.model)
+        if not layers:
             return ""
+        if any(spec.kind == "factors" for spec in layers.values()):
+            raise UserError(
+                "train.sparse_to_dense: butterfly and kaleidoscope layers cannot take the "
+                "optimizer's state along; train without it, and densify_model afterwards"
+            )
         epoch, epochs = self.epoch(trainer.calendar), trainer.calendar.epochs
         if epochs is not None and epoch >= epochs:
             return (

@@ -7,6 +7,7 @@ monarch_flow/docs/layers.md lists them.
 
 # Every layer registers itself for LinearConfig when it is imported.
 from monarch_flow.layers.block_sparse import BlockSparseLinear, MaskedLinear
+from monarch_flow.layers.butterfly import ButterflyLinear, KaleidoscopeLinear
 from monarch_flow.layers.config import LinearConfig, LinearLike, register_linear, replace_linears
 from monarch_flow.layers.drop import Dropout, DropPath, dropout
 from monarch_flow.layers.low_rank import LowRank, SparseLRLinear
@@ -23,8 +24,10 @@ from monarch_flow.layers.structured import StructuredLinear
 __all__ = [
     "BlockSparseLinear",
     "BlockdiagLinear",
+    "ButterflyLinear",
     "DropPath",
     "Dropout",
+    "KaleidoscopeLinear",
     "LinearConfig",
     "LinearLike",
     "LowRank",

@@ -139,9 +139,9 @@ class LinearConfig:
         """Read a config.
 
         `value` is None for a dense nn.Linear; a short name ("monarch", "blockdiag", "low_rank",
-        "fbbfly", "pixelfly", "dense"); a mapping {"_target_": CLASS, key: value, ...}, where CLASS
-        is a short name, a class of monarch_flow.layers or its dotted path; or a LinearConfig.
-        UserError names the nearest for an unknown class or key.
+        "fbbfly", "pixelfly", "butterfly", "kaleidoscope", "dense"); a mapping {"_target_": CLASS,
+        key: value, ...}, where CLASS is a short name, a class of monarch_flow.layers or its dotted
+        path; or a LinearConfig. UserError names the nearest for an unknown class or key.
         """
         if isinstance(value, LinearConfig):
             return value

@@ -3,6 +3,7 @@
     from monarch_flow.projection import project_to_monarch, monarch_to_dense   # numpy arrays
     from monarch_flow.projection import project_model, densify_model           # modules, in place
     from monarch_flow.projection import densify_training_state                 # checkpoint's arrays
+    from monarch_flow.projection import transforms        # DFT, DCT, ... as layers of factors
 
 For files: `python -m monarch_flow.convert`.
 """

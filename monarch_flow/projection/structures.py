@@ -11,16 +11,20 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from oneflow_accel.errors import UserError
 
 import numpy as np
+import oneflow as flow
 from oneflow import nn
 
 from monarch_flow.layers import (
     BlockdiagLinear,
     BlockSparseLinear,
+    ButterflyLinear,
+    KaleidoscopeLinear,
+    LinearConfig,
     LowRank,
     MaskedLinear,
     MonarchLinear,
@@ -28,7 +32,10 @@ from monarch_flow.layers import (
     StructuredLinear,
 )
 from monarch_flow.layers.block_sparse import SparsityConfig
+from monarch_flow.layers.butterfly import FactorProduct
+from monarch_flow.layers.config import TARGET
 from monarch_flow.layers.low_rank import low_rank_factors
+from monarch_flow.layers.structured import fill
 from monarch_flow.projection import moments
 from monarch_flow.projection.matrices import (
     Shape3,
@@ -60,14 +67,15 @@ class LayerSpec:
     """A structured layer without its numbers.
 
     Attributes:
-        kind: "monarch", "blockdiag", "low_rank", "block_sparse", "masked" or "sparse_low_rank"; for
-            a part of the last one also "dense".
+        kind: "monarch", "blockdiag", "low_rank", "block_sparse", "masked", "factors" or
+            "sparse_low_rank"; for a part of the last one also "dense".
         in_features, out_features: n and m, without padding.
         nblocks: of "monarch" and "blockdiag"; for information only, as the arrays tell it.
         shuffle: of "blockdiag": whether the input is permuted first.
         sparse, gated: of "sparse_low_rank": the layer beside the low-rank one, and whether it has a
             gate.
-        pattern: of "masked": its sparsity config as JSON, as no array tells the mask.
+        pattern: as JSON, as no array tells it: of "masked" its sparsity config; of "factors" the
+            config of the layer, a butterfly or kaleidoscope.
     """
 
     kind: str
@@ -257,6 +265,41 @@ class _Dense(_Entries):
         return weight.copy()
 
 
+class _Factors(Structure):
+    """A product of butterfly factors: its dense matrix is known, the nearest such product and the
+    moments of the matrix are not."""
+
+    names = ("factors",)
+
+    def dense(self, arrays: Arrays) -> np.ndarray:
+        size, config = (
+            (self.spec.in_features, self.spec.out_features),
+            json.loads(self.spec.pattern),
+        )
+        layer = LinearConfig.of(config).build(*size, bias=False, dtype=flow.float64)
+        fill(layer.factors, arrays["factors"])
+        return layer.dense().numpy().astype(arrays["factors"].dtype)
+
+    def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
+        self._unknown("nearest factors to a dense matrix")
+
+    def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
+        self._unknown("dense moments")
+
+    def second_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
+        self._unknown("dense moments")
+
+    def pull_back(self, arrays: Arrays, gradient: np.ndarray) -> dict[str, np.ndarray]:
+        self._unknown("dense moments")
+
+    def _unknown(self, what: str) -> NoReturn:
+        name = json.loads(self.spec.pattern)[TARGET]
+        raise UserError(
+            f"the {what} of a {name} have no closed form: train it from its own start, and make "
+            "weights dense without the optimizer's state"
+        )
+
+
 class Blended(Structure):
     """(1 - g) sparse + g low-rank, with g = 1/2, or g = sigmoid(gate(x)) where there is a gate.
 
@@ -385,6 +428,7 @@ _STRUCTURES: dict[str, type[Structure]] = {
     "block_sparse": _BlockSparse,
     "masked": _Masked,
     "dense": _Dense,
+    "factors": _Factors,
 }
 _BLENDED = "sparse_low_rank"
 _KINDS: dict[type, str] = {
@@ -394,6 +438,8 @@ _KINDS: dict[type, str] = {
     BlockSparseLinear: "block_sparse",
     MaskedLinear: "masked",
     SparseLRLinear: _BLENDED,
+    ButterflyLinear: "factors",
+    KaleidoscopeLinear: "factors",
 }
 
 
@@ -431,6 +477,9 @@ def spec_of_module(module: nn.Module) -> LayerSpec | None:
     if isinstance(module, MaskedLinear):
         pattern = json.dumps(module.sparsity_config.to_dict(), sort_keys=True)
         return replace(spec, pattern=pattern)
+    if isinstance(module, FactorProduct):
+        config = {TARGET: type(module).__name__, **module.options()}
+        return replace(spec, pattern=json.dumps(config, sort_keys=True))
     if isinstance(module, SparseLRLinear):
         dense = type(module.sparse) is nn.Linear
         sparse = replace(spec, kind="dense") if dense else spec_of_module(module.sparse)

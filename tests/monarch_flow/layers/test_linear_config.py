@@ -11,6 +11,8 @@ from oneflow import nn
 from monarch_flow.layers import (
     BlockdiagLinear,
     BlockSparseLinear,
+    ButterflyLinear,
+    KaleidoscopeLinear,
     LinearConfig,
     LowRank,
     MonarchLinear,
@@ -42,6 +44,8 @@ sparse_cfg:
         ("low_rank", LowRank),
         ("fbbfly", BlockSparseLinear),
         ("pixelfly", SparseLRLinear),
+        ("butterfly", ButterflyLinear),
+        ("kaleidoscope", KaleidoscopeLinear),
     ],
 )
 def test_short_names(name: str, cls: type) -> None:
