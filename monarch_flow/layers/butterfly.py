@@ -1,10 +1,5 @@
-"""Linear layers of butterfly factors: ButterflyLinear, one product of all sizes of them, and
-KaleidoscopeLinear, several, up and down in turns.
-
-A factor of block size 2h mixes the values j and h + j of each block of 2h by a 2 x 2 matrix of its
-own (Dao et al. 2019, "Learning Fast Algorithms for Linear Transforms Using Butterfly
-Factorizations", section 3); N values have log2(N) sizes, 2 to N.
-"""
+"""Linear layers of butterfly factors: ButterflyLinear, one of each size, and KaleidoscopeLinear, with
+all sizes down and up again."""
 
 from __future__ import annotations
 
@@ -33,47 +28,49 @@ def input_order(permutation: str, points: int) -> np.ndarray:
     order = np.arange(points)
     if permutation == "none":
         return order
-    bits = points.bit_length() - 1
-    reversed_bits = order.reshape((2,) * bits).transpose().ravel()
-    if permutation == "bit_reversal":
-        return reversed_bits
-    return np.concatenate([order[::2], order[::-2]])[reversed_bits]
+    reversed_bits = order.reshape((2,) * (points.bit_length() - 1)).transpose().ravel()
+    mirrored = np.concatenate([order[::2], order[::-2]])
+    return reversed_bits if permutation == "bit_reversal" else mirrored[reversed_bits]
 
 
-class FactorProduct(StructuredLinear):
-    """y = crop(F ... F x, padded with zeros) + bias, for factors F of N values.
+@register_linear("butterfly")
+class ButterflyLinear(StructuredLinear):
+    """y = B P x + bias: butterfly factors after a fixed permutation (Dao et al. 2019, "Learning
+    Fast Algorithms for Linear Transforms Using Butterfly Factorizations", section 3).
 
-    N is `expansion` max(n, m), the S E S^T of Dao et al. 2020 ("Kaleidoscope", section 2), and a
-    power of two. With `complex_pairs` the factors are complex, and the padded input is N / 2 real
-    parts and then N / 2 imaginary ones. So complex vectors are given as such, and with twice the
-    expansion a real vector gives the real part of a complex product.
+    The factor of blocks of 2h mixes the values j and h + j of each by a 2 x 2 matrix of its own; N
+    values have log2(N) factors, 2h from 2 to N, and 2 N log2(N) weights. N is `expansion` max(n,
+    m), a power of two: the input is padded, and the output cropped, as S E S^T in Dao et al. 2020
+    ("Kaleidoscope", section 2). With `complex_pairs` the factors are complex, and the padded input
+    is N / 2 real parts and then N / 2 imaginary ones: complex vectors are given as such, and with
+    twice the expansion a real one gives the real part of a complex product.
 
     The factors start as N(0, 1/2), complex ones with N(0, 1/4) in each part, which keeps the
-    variance of what they multiply (Dao et al. 2019, section 3.2); the bias as U(-1/sqrt(m),
-    1/sqrt(m)). A model's own rule for dense layers does not apply.
+    variance (Dao et al. 2019); the bias as U(-1/sqrt(m), 1/sqrt(m)). A model's own rule for dense
+    layers does not apply. Raises UserError where N is not a power of two, or an option is wrong.
 
     Attributes:
-        factors: parameter (passes, log2 P, parts, 2, 2, P / 2) of P complex or real values: by size
+        factors: parameter (passes, log2 P, parts, 2, 2, P / 2) of P real or complex values: by size
             of blocks from 2 up; real and imaginary part; rows and columns of the 2 x 2 matrices;
             and these, block by block.
-
-    Raises:
-        UserError: N is not a power of two (and P at least 2), or an option is wrong.
+        grows: of each pass, whether blocks grow from 2, or shrink to it.
     """
 
-    # Of each pass, whether the sizes of blocks grow from 2 or shrink to it; by what is built.
-    grows: tuple[bool, ...]
+    grows: tuple[bool, ...] = (True,)
+    # What a config has, beside sizes and bias.
+    options: tuple[str, ...] = ("permutation", "expansion", "complex_pairs")
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
-        bias: bool,
-        permutation: str,
-        expansion: int,
-        complex_pairs: bool,
-        device: Any,
-        dtype: Any,
+        bias: bool = True,
+        permutation: str = "none",
+        expansion: int = 1,
+        complex_pairs: bool = False,
+        *,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         size = check_positive("expansion", expansion) * max(in_features, out_features)
@@ -88,6 +85,7 @@ class FactorProduct(StructuredLinear):
         self.in_features_extended = self.out_features_extended = size
         order = input_order(permutation, self.points)
         self.permutation, self.expansion = permutation, expansion
+        self.complex_pairs = complex_pairs
         shape = (len(self.grows), self.points.bit_length() - 1, self.parts, 2, 2, self.points // 2)
         self.factors = new_parameter(shape, device, dtype)
         # It follows from the option, so no checkpoint needs it.
@@ -97,7 +95,7 @@ class FactorProduct(StructuredLinear):
 
     @property
     def saving(self) -> float:
-        return math.prod(self.factors.shape) / (self.in_features * self.out_features)
+        return self.factors.numel() / (self.in_features * self.out_features)
 
     def macs_per_row(self) -> int:
         """Real ones: a complex product is four, of two stored numbers."""
@@ -115,9 +113,8 @@ class FactorProduct(StructuredLinear):
     def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
         lead, parts, points = tuple(x.shape[:-1]), self.parts, self.points
         rows = math.prod(lead)
-        x = x.reshape(rows * parts, points)
         if self.permutation != "none":
-            x = flow.index_select(x, 1, self.places)
+            x = flow.index_select(x.reshape(rows * parts, points), 1, self.places)
         matrices = self._matrices()
         levels = range(matrices.shape[1])
         for number, grows in enumerate(self.grows):
@@ -140,54 +137,22 @@ class FactorProduct(StructuredLinear):
         given = flow.cat([real, imaginary], dim=-1), flow.cat([-imaginary, real], dim=-1)
         return flow.cat(given, dim=-2)
 
-    def options(self) -> dict[str, Any]:
-        """What the constructor was given, but for sizes and bias."""
-        return {"expansion": self.expansion, "complex_pairs": self.parts == 2}
-
     def extra_repr(self) -> str:
-        options = "".join(f", {name}={value}" for name, value in self.options().items())
+        options = "".join(f", {name}={getattr(self, name)}" for name in self.options)
         return super().extra_repr() + options
 
 
-@register_linear("butterfly")
-class ButterflyLinear(FactorProduct):
-    """y = B P x + bias: a butterfly matrix, its blocks growing from 2 to all values, after a fixed
-    permutation (Dao et al. 2019, section 3.2, where P is learned among such).
-
-    It has 2 N log2(N) weights. Without a permutation it is the B of the Kaleidoscope hierarchy. See
-    `FactorProduct` for N, `expansion`, `complex_pairs` and errors.
-    """
-
-    grows = (True,)
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        permutation: str = "none",
-        expansion: int = 1,
-        complex_pairs: bool = False,
-        *,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        options = (permutation, expansion, complex_pairs)
-        super().__init__(in_features, out_features, bias, *options, device, dtype)
-
-    def options(self) -> dict[str, Any]:
-        return {"permutation": self.permutation, **super().options()}
-
-
 @register_linear("kaleidoscope")
-class KaleidoscopeLinear(FactorProduct):
-    """y = (B B*)^width x + bias, each B a butterfly matrix of its own, each B* the conjugate
-    transpose of another (Dao et al. 2020, "Kaleidoscope: An Efficient, Learnable Representation For
+class KaleidoscopeLinear(ButterflyLinear):
+    """y = (B B*)^width x + bias: each B the factors of a ButterflyLinear, each B* the conjugate
+    transpose of others (Dao et al. 2020, "Kaleidoscope: An Efficient, Learnable Representation For
     All Structured Linear Maps", section 2).
 
-    It has 4 N log2(N) width weights. `factors` holds those of B* as they are applied, before those
-    of B. See `FactorProduct` for N, `expansion`, `complex_pairs` and errors.
+    It has 4 N log2(N) width weights. `factors` has those of B* as they are applied, before those of
+    B. All else is as in ButterflyLinear.
     """
+
+    options = ("width", "expansion", "complex_pairs")
 
     def __init__(
         self,
@@ -202,8 +167,6 @@ class KaleidoscopeLinear(FactorProduct):
         dtype: Any = None,
     ) -> None:
         self.grows = (False, True) * check_positive("width", width)
-        options = ("none", expansion, complex_pairs)
-        super().__init__(in_features, out_features, bias, *options, device, dtype)
-
-    def options(self) -> dict[str, Any]:
-        return {"width": len(self.grows) // 2, **super().options()}
+        size, options = (in_features, out_features), ("none", expansion, complex_pairs)
+        super().__init__(*size, bias, *options, device=device, dtype=dtype)
+        self.width = width

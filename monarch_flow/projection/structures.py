@@ -11,7 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from oneflow_accel.errors import UserError
 
@@ -23,7 +23,6 @@ from monarch_flow.layers import (
     BlockdiagLinear,
     BlockSparseLinear,
     ButterflyLinear,
-    KaleidoscopeLinear,
     LinearConfig,
     LowRank,
     MaskedLinear,
@@ -32,7 +31,6 @@ from monarch_flow.layers import (
     StructuredLinear,
 )
 from monarch_flow.layers.block_sparse import SparsityConfig
-from monarch_flow.layers.butterfly import FactorProduct
 from monarch_flow.layers.config import TARGET
 from monarch_flow.layers.low_rank import low_rank_factors
 from monarch_flow.layers.structured import fill
@@ -281,23 +279,12 @@ class _Factors(Structure):
         return layer.dense().numpy().astype(arrays["factors"].dtype)
 
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
-        self._unknown("nearest factors to a dense matrix")
-
-    def first_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        self._unknown("dense moments")
-
-    def second_moment(self, arrays: Arrays, moment: Arrays) -> np.ndarray:
-        self._unknown("dense moments")
-
-    def pull_back(self, arrays: Arrays, gradient: np.ndarray) -> dict[str, np.ndarray]:
-        self._unknown("dense moments")
-
-    def _unknown(self, what: str) -> NoReturn:
-        name = json.loads(self.spec.pattern)[TARGET]
         raise UserError(
-            f"the {what} of a {name} have no closed form: train it from its own start, and make "
-            "weights dense without the optimizer's state"
+            "neither the nearest butterfly factors to a matrix nor its moments are known: train the "
+            "layer from its own start, and make it dense without the optimizer's state"
         )
+
+    first_moment = second_moment = pull_back = project  # type: ignore[assignment]
 
 
 class Blended(Structure):
@@ -439,7 +426,6 @@ _KINDS: dict[type, str] = {
     MaskedLinear: "masked",
     SparseLRLinear: _BLENDED,
     ButterflyLinear: "factors",
-    KaleidoscopeLinear: "factors",
 }
 
 
@@ -477,9 +463,9 @@ def spec_of_module(module: nn.Module) -> LayerSpec | None:
     if isinstance(module, MaskedLinear):
         pattern = json.dumps(module.sparsity_config.to_dict(), sort_keys=True)
         return replace(spec, pattern=pattern)
-    if isinstance(module, FactorProduct):
-        config = {TARGET: type(module).__name__, **module.options()}
-        return replace(spec, pattern=json.dumps(config, sort_keys=True))
+    if isinstance(module, ButterflyLinear):
+        config = {name: getattr(module, name) for name in module.options}
+        return replace(spec, pattern=json.dumps({TARGET: type(module).__name__, **config}))
     if isinstance(module, SparseLRLinear):
         dense = type(module.sparse) is nn.Linear
         sparse = replace(spec, kind="dense") if dense else spec_of_module(module.sparse)
