@@ -2,6 +2,7 @@
 
     python -m monarch_flow.compare mnist-vit datamodule.data_dir=DIR
     python -m monarch_flow.compare STUDY --cfg job
+    python -m monarch_flow.compare transforms      # no runs: see expressiveness.py
 
 The same command again does what is left: finished runs are not repeated, an interrupted one goes
 on, and a run that fails does not stop the others.
@@ -31,11 +32,13 @@ STUDIES = Studies(COMPOSER, MODULE, check_data_dir, STUDY)
 
 _HELP = """\
 usage: python -m monarch_flow.compare STUDY [KEY=VALUE ...]
+       python -m monarch_flow.compare transforms [--help]
 
 Trains the runs of a study one after the other, and compares them in one table and one picture:
 work_dir/studies/STUDY/comparison.md and comparison.png (work_dir is runs, or RESULT_DIR in the
 environment), with the table in LaTeX and the figures of each run in comparison.tex and
 comparison.csv. Runs that are done are not repeated, and one that was interrupted goes on.
+`transforms` compares structured matrices by themselves, as Fourier and other transforms.
 
   STUDY                 one of the studies below, or the path of a file such as theirs, in .yaml
   seeds=N,N,...         run each row once with each of these seeds; the table has means and
@@ -60,6 +63,11 @@ def main(argv: Sequence[str] | None = None, train: Train = _TRAIN) -> int:
 
 
 def _run(argv: Sequence[str], train: Train) -> int:
+    if argv[:1] == ["transforms"]:
+        # Here, as --help and --cfg do without oneflow.
+        from monarch_flow import expressiveness
+
+        return expressiveness.main(argv[1:])
     options = Command(PROGRAM).parse(argv)
     if options.help:
         print(_help(options.config_dir), end="")

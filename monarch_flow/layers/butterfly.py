@@ -1,5 +1,5 @@
-"""Linear layers of butterfly factors: ButterflyLinear, one of each size, and KaleidoscopeLinear, with
-all sizes down and up again."""
+"""Linear layers of butterfly factors: ButterflyLinear, one of each size, and KaleidoscopeLinear,
+with all sizes down and up again."""
 
 from __future__ import annotations
 
@@ -167,6 +167,6 @@ class KaleidoscopeLinear(ButterflyLinear):
         dtype: Any = None,
     ) -> None:
         self.grows = (False, True) * check_positive("width", width)
-        size, options = (in_features, out_features), ("none", expansion, complex_pairs)
-        super().__init__(*size, bias, *options, device=device, dtype=dtype)
+        size, place = (in_features, out_features), {"device": device, "dtype": dtype}
+        super().__init__(*size, bias, "none", expansion, complex_pairs, **place)
         self.width = width

@@ -280,8 +280,8 @@ class _Factors(Structure):
 
     def project(self, weight: np.ndarray, arrays: Arrays) -> dict[str, np.ndarray]:
         raise UserError(
-            "neither the nearest butterfly factors to a matrix nor its moments are known: train the "
-            "layer from its own start, and make it dense without the optimizer's state"
+            "neither the nearest butterfly factors to a matrix nor its moments are known: train "
+            "such a layer from its own start, and make it dense without the optimizer's state"
         )
 
     first_moment = second_moment = pull_back = project  # type: ignore[assignment]
