@@ -150,7 +150,8 @@ def claims(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     """Published statements about the transforms of n values, by whom, and the error of a check by
     closed forms; `rows` are those of `rows_of`."""
     butterfly, kaleidoscope = ([row.errors[at] for row in rows] for at in (4, 6))
-    points = len(rows[0].matrix)
+    dft, points = rows[0].matrix, len(rows[0].matrix)
+    columns = dft[:, np.arange(points).reshape(_blocks(points), -1).T.ravel()]
     order = np.random.default_rng(1).permutation(points)
     permuted = _error(transforms.permutation(order, flow.float64), np.eye(points)[order])
     matrix = ButterflyLinear(points, points, False, dtype=flow.float64).dense().detach().numpy()
@@ -163,6 +164,9 @@ def claims(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
         ("Kaleidoscope B B* captures permutations", known[1]): max(permuted, kaleidoscope[7]),
         ("Kaleidoscope (B B*)^2 contains DFT, DCT and DST", known[1]): max(kaleidoscope[:4]),
         ("Monarch contains butterfly", known[2]): _distance(_monarch(matrix), matrix),
+        ("Monarch, after a permutation, is the DFT", known[2]): _distance(
+            _monarch(columns), columns
+        ),
         ("Monarch squared, (M M*)^2, contains the DFT", known[2]): _monarch_squared(rows[0]),
     }
 

@@ -541,6 +541,11 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     ),
     # Its runs take half a minute; test_compare_command.py has such ones.
     "python -m monarch_flow.compare mnist-vit datamodule.data_dir=DIR": ALIKE,
+    "python -m monarch_flow.compare transforms --n 16 64 256 1024": Run(
+        "--minutes 0.01 --output {runs}/transforms",
+        replace={"16 64 256 1024": "4 8"},
+        expect="PASS",
+    ),
     "python -m monarch_flow.compare flowers5-vitae datamodule.data_dir=DIR": Run(
         "-c job", replace=PHOTOS, expect="projected"
     ),

@@ -31,6 +31,7 @@ PROGRAMS = (
     "monarch_flow.train",
     "monarch_flow.validate",
     "monarch_flow.compare",
+    "monarch_flow.compare transforms",
     "monarch_flow.convert",
     "monarch_flow.convert project",
     "monarch_flow.convert densify",
