@@ -155,6 +155,7 @@ def claims(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     order = np.random.default_rng(1).permutation(points)
     permuted = _error(transforms.permutation(order, flow.float64), np.eye(points)[order])
     matrix = ButterflyLinear(points, points, False, dtype=flow.float64).dense().detach().numpy()
+    inside = [_distance(_monarch(whole), whole) for whole in (matrix, columns)]
     known = "Dao et al. 2019", "Dao et al. 2020", "Dao et al. 2022"
     return {
         ("B P is the DFT", known[0]): max(butterfly[:2]),
@@ -163,10 +164,8 @@ def claims(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
         ("Kaleidoscope B B* captures convolution exactly", known[1]): max(kaleidoscope[5:7]),
         ("Kaleidoscope B B* captures permutations", known[1]): max(permuted, kaleidoscope[7]),
         ("Kaleidoscope (B B*)^2 contains DFT, DCT and DST", known[1]): max(kaleidoscope[:4]),
-        ("Monarch contains butterfly", known[2]): _distance(_monarch(matrix), matrix),
-        ("Monarch, after a permutation, is the DFT", known[2]): _distance(
-            _monarch(columns), columns
-        ),
+        ("Monarch contains butterfly", known[2]): inside[0],
+        ("Monarch, after a permutation, is the DFT", known[2]): inside[1],
         ("Monarch squared, (M M*)^2, contains the DFT", known[2]): _monarch_squared(rows[0]),
     }
 
@@ -254,15 +253,16 @@ def main(argv: Sequence[str]) -> int:
         errors = [f"{check[key]:.1e}" for check in checks]
         statements.append([*key, *errors, "FAIL" if key in failed else "PASS"])
     small = [row for row in rows if len(row.matrix) <= LARGEST_LEARNED and options.minutes]
-    left, weights = 60 * options.minutes, 2 * sum(len(row.matrix) for row in small)
+    left, weights = 60 * options.minutes, 2 * sum(math.sqrt(len(row.matrix)) for row in small)
     for row, at in itertools.product(small, (0, 1)):
-        # A step takes about as long as n is large; what one leaves over is for those after it.
-        points = len(row.matrix)
-        error, steps, seconds = learn(row.layers[at], row.matrix, left * points / weights)
-        left, weights = left - seconds, weights - points
+        # Large ones take longer; what one leaves over is for those after it.
+        weight = math.sqrt(len(row.matrix))
+        error, steps, seconds = learn(row.layers[at], row.matrix, left * weight / weights)
+        left, weights = left - seconds, weights - weight
         column = 5 + 2 * at
         row.errors[column], row.remarks[column] = error, f" ({steps:,}, {seconds:.0f} s)"
-        print(f"{row.name} of {points}, {_HEADS[column]}: {row.cells()[3 + column]}", flush=True)
+        cells = row.cells()
+        print(f"{cells[1]} of {cells[0]}, {_HEADS[column]}: {cells[3 + column]}", flush=True)
     passed = (time.perf_counter() - start) / 60
     where = f"{device}, {machine.cores()} CPU cores, {datetime.now().astimezone().date()}"
     _draw(rows, options.output / PICTURE)
