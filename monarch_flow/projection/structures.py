@@ -493,11 +493,13 @@ def find_layers(state: Arrays) -> dict[str, LayerSpec]:
     The rest is assumed: no padding of the input (in_features is a multiple of the blocks), none of
     the output where there is no bias, no shuffle, no mask, and that a weight of three dimensions
     without a layout is block-diagonal. Raises UserError where an array has other axes than its name
-    implies.
+    implies, or is of butterfly factors.
     """
     found: dict[str, LayerSpec] = {}
     for name, array in state.items():
         prefix, _, last = name.rpartition(".")
+        if last == "factors" and array.ndim == 6:
+            raise UserError(f"no array tells the widths of {prefix}: densify_model makes it dense")
         if last not in _PARTNERS:
             continue
         kind, partner, axes = _PARTNERS[last]

@@ -25,7 +25,7 @@ from monarch_flow.projection import (
     structured_layers,
     transforms,
 )
-from monarch_flow.projection.structures import layers_from_json, layers_to_json
+from monarch_flow.projection.structures import find_layers, layers_from_json, layers_to_json
 from tests.tolerances import assert_close
 
 SIZES = (2, 4, 8, 64, 256)
@@ -133,6 +133,8 @@ def test_models_of_such_layers_become_dense() -> None:
     with pytest.raises(UserError, match="cannot take the optimizer's state"):
         SparseToDense(0.5).outlook(SimpleNamespace(model=model))
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    with pytest.raises(UserError, match="densify_model"):
+        find_layers(weights)
     moments = {"exp_avg/0.factors": weights["0.factors"]}
     with pytest.raises(UserError, match="its moments are known"):
         densify_training_state(weights, moments, found)
