@@ -27,11 +27,7 @@ from flow_train.compare.loop import INCOMPLETE, PAGE, PICTURE
 from flow_train.compare.rows import markdown
 from flow_train.files import replace_file
 from flow_train.metrics.curves import new_figure, save_figure
-from monarch_flow.layers import ButterflyLinear, KaleidoscopeLinear
-from monarch_flow.layers.block_sparse import (
-    BlockdiagSparsityConfig,
-    FlatBlockButterflySparsityConfig,
-)
+from monarch_flow.layers import ButterflyLinear, KaleidoscopeLinear, block_sparse
 from monarch_flow.layers.butterfly import input_order
 from monarch_flow.layers.structured import fill
 from monarch_flow.projection import monarch_to_dense, project_to_monarch, transforms
@@ -112,8 +108,9 @@ def rows_of(points: int) -> Iterator[Row]:
 def nearest_errors(matrix: np.ndarray) -> list[float]:
     """Of the nearest matrices of the first four classes, which store as many numbers."""
     points, blocks = len(matrix), _blocks(len(matrix))
-    flat = FlatBlockButterflySparsityConfig(butterfly_size=blocks, n_factors=1, block=1)
-    masks = BlockdiagSparsityConfig(nblocks=blocks // 2, block=1), flat
+    diagonal = block_sparse.BlockdiagSparsityConfig(nblocks=blocks // 2, block=1)
+    flat = block_sparse.FlatBlockButterflySparsityConfig
+    masks = diagonal, flat(butterfly_size=blocks, n_factors=1, block=1)
     kept = [np.where(mask.mask(points, points), matrix, 0) for mask in masks]
     rest = np.linalg.norm(np.linalg.svd(matrix, compute_uv=False)[points // blocks :])
     monarch, *masked = (_distance(near, matrix) for near in (_monarch(matrix), *kept))
@@ -124,12 +121,13 @@ def learn(layer: ButterflyLinear, matrix: np.ndarray, seconds: float) -> tuple[f
     """Learn the factors, which change, from random ones, until FOUND or for so long. Returns the
     least error, and steps and seconds of all tries."""
     wanted, start, steps, best = _real(matrix), time.perf_counter(), 0, math.inf
+    rates = itertools.cycle(_RATES)
     # As large as an orthogonal matrix, which the product of random factors is, too.
     target = flow.tensor(wanted * math.sqrt(len(wanted)) / np.linalg.norm(wanted))
-    for attempt in itertools.count():
-        flow.manual_seed(attempt)
+    flow.manual_seed(0)
+    while True:
         layer.reset_parameters()
-        rate, began = _RATES[attempt % len(_RATES)], time.perf_counter()
+        rate, began = next(rates), time.perf_counter()
         optimizer = flow.optim.Adam(layer.parameters(), lr=rate)
         for step in range(_STEPS):
             # A try with less time for its steps comes to a rate of 0, too.
@@ -143,15 +141,14 @@ def learn(layer: ButterflyLinear, matrix: np.ndarray, seconds: float) -> tuple[f
             optimizer.step()
             optimizer.zero_grad()
             steps, best = steps + 1, min(best, math.sqrt(float(loss.numpy()) / len(wanted)))
-    raise AssertionError
 
 
 def claims(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     """Published statements about the transforms of n values, by whom, and the error of a check by
     closed forms; `rows` are those of `rows_of`."""
     butterfly, kaleidoscope = ([row.errors[at] for row in rows] for at in (4, 6))
-    dft, points = rows[0].matrix, len(rows[0].matrix)
-    columns = dft[:, np.arange(points).reshape(_blocks(points), -1).T.ravel()]
+    points = len(rows[0].matrix)
+    columns = rows[0].matrix[:, np.arange(points).reshape(_blocks(points), -1).T.ravel()]
     order = np.random.default_rng(1).permutation(points)
     permuted = _error(transforms.permutation(order, flow.float64), np.eye(points)[order])
     matrix = ButterflyLinear(points, points, False, dtype=flow.float64).dense().detach().numpy()

@@ -13,7 +13,7 @@ import scipy.fft
 import scipy.linalg
 
 from monarch_flow import compare, expressiveness
-from monarch_flow.expressiveness import FOUND, LARGEST_LEARNED, learn, nearest_errors, rows_of
+from monarch_flow.expressiveness import FOUND, learn, nearest_errors, rows_of
 from tests.tolerances import assert_close
 
 
@@ -25,7 +25,7 @@ def _device() -> None:
 def test_the_transforms() -> None:
     """Against scipy; the closed forms' errors are of them."""
     rows = {row.name: row for row in rows_of(16)}
-    eye = np.eye(16)
+    eye, first_row = np.eye(16), rows["Toeplitz"].matrix[0]
     for name, matrix in {
         "DFT": scipy.linalg.dft(16),
         "inverse DFT": scipy.linalg.dft(16).conj() / 16,
@@ -33,12 +33,9 @@ def test_the_transforms() -> None:
         "DST-II": scipy.fft.dst(eye, axis=0),
         "Walsh-Hadamard": scipy.linalg.hadamard(16),
         "convolution": scipy.linalg.circulant(rows["convolution"].matrix[:, 0]),
-        "Toeplitz": scipy.linalg.toeplitz(
-            rows["Toeplitz"].matrix[:, 0], rows["Toeplitz"].matrix[0]
-        ),
+        "Toeplitz": scipy.linalg.toeplitz(rows["Toeplitz"].matrix[:, 0], first_row),
     }.items():
-        assert_close(rows[name].matrix.real, matrix.real, dtype="float64", reduced=16)
-        assert_close(rows[name].matrix.imag, matrix.imag, dtype="float64", reduced=16)
+        np.testing.assert_allclose(rows[name].matrix, matrix, atol=1e-12)
     for row in rows.values():
         exact = [error for error in row.errors[4:] if not math.isnan(error)]
         assert len(exact) == (1 if row.name in ("convolution", "Toeplitz", "bit reversal") else 2)
@@ -62,9 +59,9 @@ def test_a_dft_is_learned() -> None:
     assert error <= FOUND
     assert 20 < steps < 3000
     assert seconds < 60
-    found = expressiveness._error(row.layers[0], row.matrix * math.sqrt(8) / 8)
     # One step after the one whose error it is.
-    assert found < 10 * FOUND
+    real, imaginary = np.split(row.layers[0].dense().detach().numpy()[:, :8], 2)
+    np.testing.assert_allclose(real + 1j * imaginary, row.matrix / 8**0.5, atol=1e-3)
 
 
 def test_a_study(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -90,7 +87,6 @@ def test_a_study(tmp_path: Path, capsys, monkeypatch) -> None:
     page = (tmp_path / "comparison.md").read_text()
     assert "| FAIL |" in page
     assert " s)" not in page
-    assert LARGEST_LEARNED == 256
 
 
 @pytest.mark.parametrize(

