@@ -113,29 +113,31 @@ class ButterflyLinear(StructuredLinear):
     def structured_matmul(self, x: flow.Tensor) -> flow.Tensor:
         lead, parts, points = tuple(x.shape[:-1]), self.parts, self.points
         rows = math.prod(lead)
+        # Rows come last, so that all that moves between factors are whole runs of them.
+        x = x.reshape(rows, parts, points).permute(2, 1, 0)
         if self.permutation != "none":
-            x = flow.index_select(x.reshape(rows * parts, points), 1, self.places)
+            x = flow.index_select(x, 0, self.places)
         matrices = self._matrices()
         levels = range(matrices.shape[1])
         for number, grows in enumerate(self.grows):
             for level in levels if grows else reversed(levels):
-                # One product for each 2 x 2 matrix: (P / 2, rows, 2 parts) by (2 parts, 2 parts).
+                # One product for each 2 x 2 matrix: (P / 2, 2 parts, 2 parts) by (.., 2 parts, rows).
                 half = 2**level
                 blocks = points // (2 * half)
-                x = x.reshape(rows, parts, blocks, 2, half).permute(2, 4, 0, 1, 3)
-                x = flow.bmm(x.reshape(blocks * half, rows, 2 * parts), matrices[number, level])
-                x = x.reshape(blocks, half, rows, parts, 2).permute(2, 3, 0, 4, 1)
-        return x.reshape(*lead, parts * points)
+                x = x.reshape(blocks, 2, half, parts, rows).permute(0, 2, 1, 3, 4)
+                x = flow.bmm(matrices[number, level], x.reshape(points // 2, 2 * parts, rows))
+                x = x.reshape(blocks, half, 2, parts, rows).permute(0, 2, 1, 3, 4)
+        return x.reshape(points, parts, rows).permute(2, 1, 0).reshape(*lead, parts * points)
 
     def _matrices(self) -> flow.Tensor:
-        """The transposed 2 x 2 matrices as real ones, (passes, log2 P, P / 2, 2 parts, 2 parts)."""
-        factors = self.factors.permute(0, 1, 5, 2, 4, 3)
+        """The 2 x 2 matrices as real ones, (passes, log2 P, P / 2, 2 parts, 2 parts)."""
+        factors = self.factors.permute(0, 1, 5, 3, 4, 2)
         if self.parts == 1:
-            return factors.squeeze(3)
-        real, imaginary = factors[:, :, :, 0], factors[:, :, :, 1]
-        # What a real input part gives to both parts of the output, and what an imaginary one does.
-        given = flow.cat([real, imaginary], dim=-1), flow.cat([-imaginary, real], dim=-1)
-        return flow.cat(given, dim=-2)
+            return factors.squeeze(5)
+        real, imaginary = factors[..., 0], factors[..., 1]
+        # Real and imaginary parts of what comes out, each of those of what goes in.
+        given = flow.stack([real, -imaginary], dim=-1), flow.stack([imaginary, real], dim=-1)
+        return flow.stack(given, dim=-3).reshape(*real.shape[:3], 4, 4)
 
     def extra_repr(self) -> str:
         options = "".join(f", {name}={getattr(self, name)}" for name in self.options)
