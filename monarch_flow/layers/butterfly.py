@@ -121,7 +121,7 @@ class ButterflyLinear(StructuredLinear):
         levels = range(matrices.shape[1])
         for number, grows in enumerate(self.grows):
             for level in levels if grows else reversed(levels):
-                # One product for each 2 x 2 matrix: (P / 2, 2 parts, 2 parts) by (.., 2 parts, rows).
+                # One product for each 2 x 2 matrix: (2 parts, 2 parts) by (2 parts, rows).
                 half = 2**level
                 blocks = points // (2 * half)
                 x = x.reshape(blocks, 2, half, parts, rows).permute(0, 2, 1, 3, 4)
