@@ -123,7 +123,9 @@ def learn(layer: ButterflyLinear, matrix: np.ndarray, seconds: float) -> tuple[f
     wanted, start, steps, best = _real(matrix), time.perf_counter(), 0, math.inf
     rates = itertools.cycle(_RATES)
     # As large as an orthogonal matrix, which the product of random factors is, too.
-    target = flow.tensor(wanted * math.sqrt(len(wanted)) / np.linalg.norm(wanted))
+    wanted = wanted[:, : len(matrix)] * math.sqrt(len(wanted)) / np.linalg.norm(wanted)
+    # Real inputs tell all of a complex matrix.
+    inputs, target = (flow.tensor(x) for x in (np.eye(len(matrix), layer.in_features), wanted.T))
     flow.manual_seed(0)
     while True:
         layer.reset_parameters()
@@ -136,11 +138,11 @@ def learn(layer: ButterflyLinear, matrix: np.ndarray, seconds: float) -> tuple[f
                 return best, steps, time.perf_counter() - start
             share = min(max(step / _STEPS, spent), 1)
             optimizer.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * share)) / 2
-            loss = (layer.dense() - target).square().sum()
+            loss = (layer(inputs) - target).square().sum()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            steps, best = steps + 1, min(best, math.sqrt(float(loss.numpy()) / len(wanted)))
+            steps, best = steps + 1, min(best, math.sqrt(float(loss.numpy()) / len(matrix)))
 
 
 def claims(rows: Sequence[Row]) -> dict[tuple[str, str], float]:

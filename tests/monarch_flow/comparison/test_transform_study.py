@@ -55,10 +55,10 @@ def test_nearest_errors_of_orthogonal_matrices() -> None:
 
 def test_a_dft_is_learned() -> None:
     row = next(rows_of(8))
-    error, steps, seconds = learn(row.layers[0], row.matrix, 60)
+    error, steps, seconds = learn(row.layers[0], row.matrix, 200)
     assert error <= FOUND
     assert 20 < steps < 3000
-    assert seconds < 60
+    assert 0 < seconds < 300
     # One step after the one whose error it is.
     real, imaginary = np.split(row.layers[0].dense().detach().numpy()[:, :8], 2)
     np.testing.assert_allclose(real + 1j * imaginary, row.matrix / 8**0.5, atol=1e-3)
