@@ -105,7 +105,6 @@ def test_a_study_of_real_runs(arguments, tmp_path, capsys):
     assert counts == {
         "dense": [dense],
         "monarch": [monarch],
-        # A quarter of the weights of two layers.
         "block-diagonal": [dense - 2 * 32 * 128 * 3 // 4],
         "sparse-to-dense": [monarch, dense],
         "projected": [monarch],
