@@ -131,7 +131,8 @@ CONSOLIDATE_SPARSE = (
     "python -m vit_10b.consolidate --ckpt_prefix DIR/checkpoints/step-00001251 "
     "--save_path sparse.safetensors"
 )
-SPARSE = {name: f"{{runs}}/{name}" for name in ("sparse.safetensors", "dense.safetensors")}
+SPARSE = {"sparse.safetensors": "{runs}/sparse.safetensors"}
+DENSE = {"dense.safetensors": "{runs}/dense_vit.safetensors"}
 DENSIFY = "python -m monarch_flow.convert densify sparse.safetensors dense.safetensors --join-qkv"
 TRAIN_RESNET = "python3 main.py -a resnet50 --channels-last DIR"
 
@@ -294,9 +295,9 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
         after=("train a structured vit_10b",),
         expect="written",
     ),
-    DENSIFY: Run(replace=SPARSE, after=(CONSOLIDATE_SPARSE,), expect="monarch"),
+    DENSIFY: Run(replace=SPARSE | DENSE, after=(CONSOLIDATE_SPARSE,), expect="monarch"),
     "python -m vit_10b.consolidate --split dense.safetensors --processes 8 --save_path DENSE": Run(
-        replace={**SPARSE, "DENSE": "{runs}/dense_cut"},
+        replace={**DENSE, "DENSE": "{runs}/dense_cut"},
         after=(DENSIFY,),
         expect="written",
     ),
@@ -589,7 +590,9 @@ EXTRA: dict[str, tuple[str, Run]] = {
     ),
     "train a structured vit_10b": (
         TRAIN_VIT_10B,
-        Run(f"{SHORT_VIT_10B} --mlp_cfg monarch --ckpt_dir {{runs}}/s", replace=TWO | PHOTOS),
+        Run(
+            f"{SHORT_VIT_10B} --attnlinear_cfg monarch --ckpt_dir {{runs}}/s", replace=TWO | PHOTOS
+        ),
     ),
 }
 
