@@ -1,4 +1,4 @@
-"""A BERT of 1.4 million parameters on one-line prompts, for the CPUs of a small machine."""
+"""A BERT of 1.3 million parameters on one-line prompts, for the CPUs of a small machine."""
 
 from .bert_pretraining import dataloader, graph, model, optim, tokenization, train
 
