@@ -99,7 +99,8 @@ window.add(3, loss=flow.tensor(math.nan if distributed.rank() == 1 else 1.0))
 try:
     window.fetch(reduce=True)
 except NonFiniteLossError as error:
-    print("not finite at step", error.step, flush=True)
+    # In one piece, as two processes write.
+    print(f"not finite at step {error.step}", flush=True)
 """
 
 
