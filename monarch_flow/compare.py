@@ -94,14 +94,14 @@ def _prepare(texts: Sequence[str], config_dir: str | None) -> tuple[Study, list[
         key, _, value = text.partition("=")
         if key == "seeds":
             study = study.model_copy(update={"seeds": _seeds(text, value)})
-        elif value or key != text:
+        elif "=" in text:
             overrides.append(text)
     return study, STUDIES.plan(study, overrides, config_dir)
 
 
 def _seeds(text: str, value: str) -> list[int]:
     try:
-        return list(dict.fromkeys(map(int, value.split(","))))
+        return list(map(int, value.split(",")))
     except ValueError:
         raise UserError(f"{text}: whole numbers, such as seeds=1,2,3") from None
 

@@ -91,7 +91,7 @@ def table(entries: Sequence[Entry]) -> list[list[str]]:
         ),
         "training images/s": _by_phase(_images_per_second),
         "speed": _by_phase(lambda phases: _text(ratio(_speed(phases), baseline), "{:.2f} x")),
-        "training time": lambda runs: format_eta(spread([r.seconds for r in runs])[0]),
+        "training time": lambda runs: format_eta(statistics.mean(r.seconds for r in runs)),
     }
     # A column that nothing stands in is left out.
     columns = {
@@ -136,10 +136,10 @@ def _text(value: float | None, form: str, nothing: str = _NOTHING) -> str:
 
 def _mean(accuracies: Sequence[float | None]) -> str:
     """In percent, with the standard deviation where there are several."""
-    known = [value for value in accuracies if value is not None]
-    if not known:
+    found = spread(accuracies)
+    if found is None:
         return _NOTHING
-    mean, deviation = spread(known)
+    mean, deviation = found
     return f"{mean:.2f}{_text(deviation, ' ± {:.2f}', '')} %"
 
 
@@ -244,8 +244,9 @@ def draw_comparison(rows: Mapping[str, Sequence[Results]], title: str, output_pn
     grid = parts[0].subgridspec(1, 5, width_ratios=[1.7, *[1] * 4])
     _draw_curves(figure.add_subplot(grid[0]), rows)
     accuracy = figure.add_subplot(grid[1])
-    tested = [spread(known) if (known := _known(runs)) else None for runs in rows.values()]
-    marks = [runs[0].initial for runs in rows.values()]
+    tested = [spread([results.tested for results in runs]) for runs in rows.values()]
+    initial = [spread([results.initial for results in runs]) for runs in rows.values()]
+    marks = [a and a[0] for a in initial]
     around = [[None if a is None or a[1] is None else (a[0] - a[1], a[0] + a[1])] for a in tested]
     draw_bars(accuracy, [[a and a[0]] for a in tested], ranges=around, marks=marks)
     accuracy.set_xlabel(f"on {images_of_accuracy(found)}")
@@ -277,13 +278,9 @@ def draw_comparison(rows: Mapping[str, Sequence[Results]], title: str, output_pn
         _draw_points(figure.add_subplot(below[column]), rows, place, heading)
     handles = _legend(found, len(found) > len(rows))
     if handles:
-        place_of_legend = "outside lower center"
-        figure.legend(handles=handles, loc=place_of_legend, ncols=len(handles), frameon=False)
+        where = "outside lower center"
+        figure.legend(handles=handles, loc=where, ncols=len(handles), frameon=False)
     return save_figure(figure, output_png)
-
-
-def _known(runs: Sequence[Results]) -> list[float]:
-    return [results.tested for results in runs if results.tested is not None]
 
 
 def _draw_points(
@@ -292,12 +289,12 @@ def _draw_points(
     place: Callable[[Results], float | None],
     heading: str,
 ) -> None:
-    for number, (name, runs) in enumerate(rows.items()):
+    for number, runs in enumerate(rows.values()):
         color = COLORS[number % len(COLORS)]
         # matplotlib leaves out what is NaN.
         places = [math.nan if (x := place(results)) is None else x for results in runs]
         heights = [math.nan if results.tested is None else results.tested for results in runs]
-        axes.plot(places, heights, "o", color=color, label=name)
+        axes.plot(places, heights, "o", color=color)
     axes.set(xlabel=heading, ylabel="accuracy, %")
     axes.set_xlim(left=0)
     tidy(axes)

@@ -106,15 +106,17 @@ def latex(rows: Sequence[Sequence[str]]) -> str:
     for row in rows:
         cells = ("".join(special.get(mark, mark) for mark in cell) for cell in row)
         lines.append(rf"  {' & '.join(cells)} \\")
-    columns = "l" + "r" * (len(rows[0]) - 1)
-    lines[1:1] = [r"  \midrule"]
-    around = rf"\begin{{tabular}}{{{columns}}}", r"  \toprule", r"  \bottomrule", r"\end{tabular}"
-    return "\n".join([*around[:2], *lines, *around[2:], ""])
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}"
+    head = [begin, r"  \toprule", lines[0], r"  \midrule"]
+    return "\n".join([*head, *lines[1:], r"  \bottomrule", r"\end{tabular}", ""])
 
 
-def spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and the standard deviation of the sample where there are two values or more."""
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
+def spread(values: Iterable[float | None]) -> tuple[float, float | None] | None:
+    """Mean of those that are known, and the standard deviation of the sample where there are two or
+    more; None where there is none."""
+    known = [value for value in values if value is not None]
+    deviation = statistics.stdev(known) if len(known) > 1 else None
+    return (statistics.mean(known), deviation) if known else None
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
