@@ -247,9 +247,7 @@ class Trainer:
         with Progress(batches, "batch", enabled=self._is_main, done=position.batch) as progress:
             lines = EpochLines(progress, position, last_step, self.options)
             self._lines = lines
-            waiting_since = time.perf_counter()
-            for batch, count in self._global_batches(batches - position.batch):
-                waited = time.perf_counter() - waiting_since
+            for batch, count, waited in self._global_batches(batches - position.batch):
                 ends_epoch = position.batch + count == batches
                 # Figures stay on the device until somebody reads them, so that the next step is
                 # prepared while this one runs; only these steps wait for their figures.
@@ -275,20 +273,22 @@ class Trainer:
                     self.model.train()
                 if position.step == last_step or self.should_stop or self._told_to_stop():
                     break
-                waiting_since = time.perf_counter()
         self._lines = None
         return position.batch == batches
 
-    def _global_batches(self, batches: int) -> Iterator[tuple[Batch, int]]:
-        """This process's share of each step's batch, and of how many of the loader's it is made."""
-        given = map(self.task.arrays, islice(self.data.train, batches))
-        while window := list(islice(given, self.options.accumulate)):
-            if len(window) == 1:
-                yield window[0], 1
-            else:
-                names = window[0]
-                arrays = {name: np.concatenate([each[name] for each in window]) for name in names}
-                yield arrays, len(window)
+    def _global_batches(self, batches: int) -> Iterator[tuple[Batch, int, float]]:
+        """This process's share of each step's batch, of how many of the loader's it is made, and
+        the seconds that it was waited for."""
+        loader, since = islice(self.data.train, batches), time.perf_counter()
+        while given := list(islice(loader, self.options.accumulate)):
+            # Not what comes now: where data is tensors, arrays of them wait for the last step.
+            waited = time.perf_counter() - since
+            window = list(map(self.task.arrays, given))
+            arrays = window[0]
+            if len(window) > 1:
+                arrays = {name: np.concatenate([each[name] for each in window]) for name in arrays}
+            yield arrays, len(window), waited
+            since = time.perf_counter()
 
     def _validates_after(self, step: int) -> bool:
         """Whether a validation is due after so many steps, wherever in an epoch that is."""
