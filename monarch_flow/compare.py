@@ -21,7 +21,7 @@ from oneflow_accel.errors import UserError
 
 from flow_train.compare import process
 from flow_train.compare.loop import Train, compare
-from flow_train.compare.study import PlannedRun, Studies, Study
+from flow_train.compare.study import PlannedRun, Studies, Study, split_arguments
 from monarch_flow.command import Command
 from monarch_flow.config import COMPOSER, STUDY, check_data_dir
 
@@ -89,21 +89,8 @@ def _prepare(texts: Sequence[str], config_dir: str | None) -> tuple[Study, list[
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("it trains in one process at a time; start it without a launcher")
     study = STUDIES.read(names[0], config_dir)
-    overrides = []
-    for text in texts:
-        key, _, value = text.partition("=")
-        if key == "seeds":
-            study = study.model_copy(update={"seeds": _seeds(text, value)})
-        elif "=" in text:
-            overrides.append(text)
+    study, overrides = split_arguments(study, [text for text in texts if "=" in text])
     return study, STUDIES.plan(study, overrides, config_dir)
-
-
-def _seeds(text: str, value: str) -> list[int]:
-    try:
-        return list(map(int, value.split(",")))
-    except ValueError:
-        raise UserError(f"{text}: whole numbers, such as seeds=1,2,3") from None
 
 
 def _help(config_dir: str | None) -> str:

@@ -1,6 +1,6 @@
 """The runs of a study as one Markdown page (a table, and what one needs to know to read it) and
-as one picture: accuracy by epoch, bars of what the table has, and accuracy beside time and
-parameters. Where rows have several seeds, a figure is the mean over them."""
+as one picture: accuracy (of language models perplexity) by epoch, bars of what the table has, and
+accuracy beside time and parameters. Where rows have several seeds, a figure is the mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from flow_train.compare.results import Phase, Results, images_of_accuracy, macs_unit
+from flow_train.compare.results import (
+    ACCURACY,
+    PERPLEXITY,
+    Phase,
+    Quality,
+    Results,
+    data_of_tests,
+    macs_unit,
+)
 from flow_train.compare.rows import DARK, PALE, draw_bars, markdown, ratio, short, spread
 from flow_train.compare.study import PlannedRun, Study
 from flow_train.metrics.console import format_eta
@@ -30,7 +38,6 @@ _MUCH_SPREAD = 0.1
 _NOTHING = "-"
 # Lines let others show through: runs whose curves lie on each other must all be seen.
 _STYLES = ("-", "--", "-.", ":")
-_SPEED = "Training images/s"
 
 
 @dataclass(frozen=True)
@@ -79,17 +86,24 @@ def table(entries: Sequence[Entry]) -> list[list[str]]:
     unit, per_unit = macs_unit(known)
     first = done(next(iter(groups.values())))
     baseline = _speed([results.phases[0] for results in first])
+    quality, least = _quality(known), _least_seconds(entries)
+
+    def mean(values: Sequence[float | None]) -> str:
+        return _mean(values, quality.unit)
+
     columns: dict[str, Callable[[Sequence[Results]], str]] = {
-        "accuracy": lambda runs: _mean([r.tested for r in runs]),
-        "after the last epoch": lambda runs: _mean([r.last for r in runs]),
-        "before the first step": lambda runs: _mean([r.initial for r in runs]),
+        quality.name: lambda runs: mean([r.tested for r in runs]),
+        f"after the last {quality.along}": lambda runs: mean([r.last for r in runs]),
+        f"after {least:.0f} s": lambda runs: mean([r.at(least) for r in runs]),
+        "before the first step": lambda runs: mean([r.initial for r in runs]),
+        "right tokens": lambda runs: _mean([r.predicted for r in runs], ACCURACY.unit),
         "parameters": _by_phase(lambda phases: _text(phases[0].parameters, "{:,}")),
         unit: _by_phase(
             lambda phases: (
                 _NOTHING if phases[0].gmacs is None else short(phases[0].gmacs * per_unit)
             )
         ),
-        "training images/s": _by_phase(_images_per_second),
+        f"training {quality.samples}/s": _by_phase(_rate),
         "speed": _by_phase(lambda phases: _text(ratio(_speed(phases), baseline), "{:.2f} x")),
         "training time": lambda runs: format_eta(statistics.mean(r.seconds for r in runs)),
     }
@@ -112,13 +126,16 @@ def table(entries: Sequence[Entry]) -> list[list[str]]:
 def figures(entries: Sequence[Entry]) -> list[list[str]]:
     """A line for each run that is done, after the heads; parameters, GMACs and speed are those
     after the switch, where there is one."""
+    quality, least = _quality(done(entries)), _least_seconds(entries)
+    name, along = quality.name, quality.along
     values: dict[str, Callable[[Results], float | None]] = {
-        "accuracy": lambda results: results.tested,
-        "accuracy_after_the_last_epoch": lambda results: results.last,
-        "accuracy_before_the_first_step": lambda results: results.initial,
+        name: lambda results: results.tested,
+        f"{name}_after_the_last_{along}": lambda results: results.last,
+        f"{name}_after_{least:.0f}_seconds": lambda results: results.at(least),
+        f"{name}_before_the_first_step": lambda results: results.initial,
         "parameters": lambda results: results.phases[-1].parameters,
         "gmacs": lambda results: results.phases[-1].gmacs,
-        "images_per_second": lambda results: results.phases[-1].images_per_second,
+        f"{quality.samples}_per_second": lambda results: results.phases[-1].rate,
         "training_seconds": lambda results: results.seconds,
     }
     rows = [["run", "seed", *values]]
@@ -134,13 +151,23 @@ def _text(value: float | None, form: str, nothing: str = _NOTHING) -> str:
     return nothing if value is None else form.format(value)
 
 
-def _mean(accuracies: Sequence[float | None]) -> str:
-    """In percent, with the standard deviation where there are several."""
-    found = spread(accuracies)
+def _quality(known: Sequence[Results]) -> Quality:
+    return known[0].quality if known else ACCURACY
+
+
+def _least_seconds(entries: Sequence[Entry]) -> float:
+    """Of training that all rows had: the mean of the row that had the least, or 0."""
+    rows = [[r.seconds for r in done(group)] for group in by_row(entries).values()]
+    return min((statistics.mean(seconds) for seconds in rows if seconds), default=0.0)
+
+
+def _mean(values: Sequence[float | None], unit: str) -> str:
+    """With the standard deviation where there are several."""
+    found = spread(values)
     if found is None:
         return _NOTHING
     mean, deviation = found
-    return f"{mean:.2f}{_text(deviation, ' ± {:.2f}', '')} %"
+    return f"{mean:.2f}{_text(deviation, ' ± {:.2f}', '')}{unit}"
 
 
 def _by_phase(cell: Callable[[Sequence[Phase]], str]) -> Callable[[Sequence[Results]], str]:
@@ -154,7 +181,7 @@ def _phases(runs: Sequence[Results]) -> list[tuple[Phase, ...]]:
 
 
 def _speed(phases: Sequence[Phase]) -> float | None:
-    speeds = [phase.images_per_second for phase in phases if phase.images_per_second]
+    speeds = [phase.rate for phase in phases if phase.rate]
     return statistics.median(speeds) if speeds else None
 
 
@@ -164,7 +191,7 @@ def _quartiles(phases: Sequence[Phase]) -> tuple[float, float] | None:
     return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
 
-def _images_per_second(phases: Sequence[Phase]) -> str:
+def _rate(phases: Sequence[Phase]) -> str:
     speed = _speed(phases)
     if speed is None:
         return _NOTHING
@@ -186,44 +213,47 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
     spread = [
         f"{entry.name} {low:.4g} to {high:.4g}"
         for entry, results in known
-        for speed, (low, high) in (
-            (p.images_per_second, p.quartiles or (0, 0)) for p in results.phases
-        )
+        for speed, (low, high) in ((p.rate, p.quartiles or (0, 0)) for p in results.phases)
         if speed and high - low > _MUCH_SPREAD * speed
     ]
+    quality = runs[0].quality
+    name, samples, along = quality.name, quality.samples, quality.along
+    what = {"accuracy": "Accuracy is top-1", "perplexity": "Perplexity is of the tokens"}[name]
     notes = {
-        f"Accuracy is top-1 on {images_of_accuracy(runs)}, with the "
-        "weights of the epoch that was best on the validation images; the next column is on the "
-        "validation images with the weights that the run ended with. Parameters are those that are "
-        "trained, MACs multiply-accumulates per image (GMACs are 10^9). Images/s are of training "
-        "steps without validation, the median over the run's log lines, and in brackets the range "
-        "of half of the steps: runs whose ranges overlap cannot be told apart. The column after it "
-        "compares with the first row. Training time is that of all training steps.": True,
-        "Rows have several seeds: accuracy is the mean and, after ±, the standard deviation of the "
-        "sample over them; images/s are the median run's, in brackets the range over all of them; "
-        "training time is the mean. comparison.csv has each run.": any(
+        f"{what} on {data_of_tests(runs)}, with the weights of the {along} that was best on the "
+        f"validation {samples}; the next columns are on the validation {samples}, with the weights "
+        f"that the run ended with, and after as many seconds of training as the shortest row took, "
+        "between two validations on the line through them. Parameters are those that are trained, "
+        f"MACs multiply-accumulates of one of the {samples} (GMACs are 10^9). "
+        f"{samples.capitalize()}/s are of training steps without validation, the median over the "
+        "run's log lines, and in brackets the range of half of the steps: runs whose ranges "
+        "overlap cannot be told apart. The column after it compares with the first row. Training "
+        "time is that of all training steps.": True,
+        f"Rows have several seeds: {name} is the mean and, after ±, the standard deviation of the"
+        f" sample over them; {samples}/s are the median run's, in brackets the range over all of "
+        "them; training time is the mean. comparison.csv has each run.": any(
             entry.run.seed is not None for entry, _ in known
         ),
-        "The data has no test images of its own. The best epoch was chosen on the images that "
-        "accuracy is given for, which flatters all runs.": any(
+        f"The data has no test {samples} of its own. The best {along} was chosen on the {samples} "
+        f"that {name} is given for, which flatters all runs.": any(
             results.tested is not None and results.test_is_validation for results in runs
         ),
         "Before the first step: a run that starts with the weights of another one, on the "
-        "validation images before it is fine-tuned.": any(
+        f"validation {samples} before it is fine-tuned.": any(
             results.initial is not None for results in runs
         ),
         "Two figures, one then the other: before and after structured layers became dense.": any(
             len(results.phases) > 1 for results in runs
         ),
         **{
-            f"The best epoch of {name} was before its layers became dense: its accuracy is that "
+            f"The best {along} of {run} was before its layers became dense: its {name} is that "
             "of structured layers.": True
-            for name in early
+            for run in early
         },
-        f"Of the training time this much was waiting for images: {', '.join(slow)}. More of "
-        "datamodule.num_workers may help; images/s say little of the models.": bool(slow),
+        f"Of the training time this much was waiting for {samples}: {', '.join(slow)}. More "
+        f"workers for the data may help; {samples}/s say little of the models.": bool(slow),
         "The machine did not go at one speed all the time, as if it had other work. Half of "
-        f"the steps were at these images/s: {', '.join(spread)}.": bool(spread),
+        f"the steps were at these {samples}/s: {', '.join(spread)}.": bool(spread),
         f"Measured on {'; '.join(dict.fromkeys(entry.where for entry, _ in known))}.": True,
     }
     return [note for note, applies in notes.items() if applies]
@@ -232,14 +262,15 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
 def draw_comparison(rows: Mapping[str, Sequence[Results]], title: str, output_png: Path) -> Path:
     """Draw the rows by name, each with its runs that are done, at least one; returns `output_png`.
 
-    Above, to the left validation accuracy by epoch, with an upright line where layers became dense.
-    To the right bars of accuracy (a diamond marks it before the first step), parameters,
-    multiply-accumulates and training speed with the range of half of the steps; where layers became
-    dense there are two, the pale one for afterwards. Below accuracy by training time and by
-    parameters, a point for each run. A legend says what marks mean, where they occur.
+    Above, to the left validation accuracy (or perplexity) by epoch, with an upright line where
+    layers became dense. To the right bars of accuracy (a diamond marks it before the first step),
+    parameters, multiply-accumulates and training speed with the range of half of the steps; where
+    layers became dense there are two, the pale one for afterwards. Below accuracy by training time
+    and by parameters, a point for each run. A legend says what marks mean, where they occur.
     """
     figure = new_figure(17, max(4.2, 1.6 + 0.5 * len(rows)) + 3.2, title)
     found = [results for runs in rows.values() for results in runs]
+    quality = found[0].quality
     parts = figure.add_gridspec(2, 1, height_ratios=[max(2.6, 0.5 * len(rows)), 3.2])
     grid = parts[0].subgridspec(1, 5, width_ratios=[1.7, *[1] * 4])
     _draw_curves(figure.add_subplot(grid[0]), rows)
@@ -249,21 +280,22 @@ def draw_comparison(rows: Mapping[str, Sequence[Results]], title: str, output_pn
     marks = [a and a[0] for a in initial]
     around = [[None if a is None or a[1] is None else (a[0] - a[1], a[0] + a[1])] for a in tested]
     draw_bars(accuracy, [[a and a[0]] for a in tested], ranges=around, marks=marks)
-    accuracy.set_xlabel(f"on {images_of_accuracy(found)}")
-    panels = {"Accuracy, %": accuracy}
+    accuracy.set_xlabel(f"on {data_of_tests(found)}")
+    speed = f"Training {quality.samples}/s"
+    panels = {_title(quality): accuracy}
     unit, per_unit = macs_unit(found)
     sizes = [phase.parameters for results in found for phase in results.phases if phase.parameters]
     name, size = ("thousands", 1e3) if sizes and min(sizes) < 1e5 else ("millions", 1e6)
     trained = f"Trained parameters, {name}"
     values: dict[str, Callable[[Sequence[Phase]], float | None]] = {
         trained: lambda phases: ratio(phases[0].parameters, size),
-        f"{unit} per image": lambda phases: ratio(phases[0].gmacs, 1 / per_unit),
-        _SPEED: _speed,
+        f"{unit} per {quality.samples[:-1]}": lambda phases: ratio(phases[0].gmacs, 1 / per_unit),
+        speed: _speed,
     }
     for column, (heading, value) in enumerate(values.items(), start=2):
         panels[heading] = axes = figure.add_subplot(grid[column])
         phases = [_phases(runs) for runs in rows.values()]
-        ranges = [[_quartiles(p) if heading == _SPEED else None for p in row] for row in phases]
+        ranges = [[_quartiles(p) if heading == speed else None for p in row] for row in phases]
         draw_bars(axes, [list(map(value, row)) for row in phases], ranges=ranges)
     for heading, axes in panels.items():
         axes.set_title(heading)
@@ -283,19 +315,24 @@ def draw_comparison(rows: Mapping[str, Sequence[Results]], title: str, output_pn
     return save_figure(figure, output_png)
 
 
+def _title(quality: Quality) -> str:
+    return f"{quality.name.capitalize()}, %" if quality.unit else quality.name.capitalize()
+
+
 def _draw_points(
     axes: Axes,
     rows: Mapping[str, Sequence[Results]],
     place: Callable[[Results], float | None],
     heading: str,
 ) -> None:
+    found = [results for runs in rows.values() for results in runs]
     for number, runs in enumerate(rows.values()):
         color = COLORS[number % len(COLORS)]
         # matplotlib leaves out what is NaN.
         places = [math.nan if (x := place(results)) is None else x for results in runs]
         heights = [math.nan if results.tested is None else results.tested for results in runs]
         axes.plot(places, heights, "o", color=color)
-    axes.set(xlabel=heading, ylabel="accuracy, %")
+    axes.set(xlabel=heading, ylabel=_title(found[0].quality))
     axes.set_xlim(left=0)
     tidy(axes)
 
@@ -303,7 +340,8 @@ def _draw_points(
 def _legend(runs: Sequence[Results], several: bool) -> list[Artist]:
     """What is to be said of the marks that occur."""
     phases = [phase for results in runs for phase in results.phases]
-    also = ", and of accuracy the standard deviation over seeds" if several else ""
+    name = runs[0].quality.name
+    also = f", and of {name} the standard deviation over seeds" if several else ""
     artists: list[tuple[bool, Artist]] = [
         (
             any(results.switch_epoch is not None for results in runs),
@@ -340,10 +378,13 @@ def _draw_curves(axes: Axes, rows: Mapping[str, Sequence[Results]]) -> None:
         )
         if results.switch_epoch is not None:
             axes.axvline(results.switch_epoch, color=color, linewidth=0.8)
-    axes.set_title("Validation accuracy")
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("% of images")
+    quality = runs[0][2].quality
+    axes.set_title(f"Validation {quality.name}")
+    axes.set_xlabel(quality.along)
+    axes.set_ylabel(_title(quality))
     axes.set_xlim(left=0)
+    if quality is PERPLEXITY:
+        axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     tidy(axes)
     axes.legend(frameon=False)

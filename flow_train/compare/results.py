@@ -1,8 +1,8 @@
-"""What a run's metric log says of the run: accuracy, size, speed, time."""
+"""What a run's metric log says of the run: accuracy or perplexity, size, speed, time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,40 +18,61 @@ Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Quality:
+    """What runs are judged by: its name in logs and in words, with its unit; what a model is given,
+    what curves are drawn along, and which of two values is better."""
+
+    key: str
+    name: str
+    unit: str
+    samples: str
+    along: str
+    best: Callable[[Sequence[float]], float]
+
+
+ACCURACY = Quality("acc1", "accuracy", " %", "images", "epoch", max)
+PERPLEXITY = Quality("perplexity", "perplexity", "", "tokens", "step", min)
+
+
+@dataclass(frozen=True)
 class Phase:
     """The part of a run in which its layers did not change: one, or two where structured layers
     became dense.
 
     Attributes:
         parameters: trainable values, None where they were not logged.
-        gmacs: 10^9 multiply-accumulates per image, likewise.
-        images_per_second: of training steps, waiting for data included, validation not: the median
-            of the log lines weighted by their steps, without the first line, which has all that is
-            done for the first time. None where nothing was trained.
+        gmacs: 10^9 multiply-accumulates per image or token, likewise.
+        rate: images or tokens per second of training steps, waiting for data included, validation
+            not: the median of the log lines weighted by their steps, without the first line, which
+            has all that is done for the first time. None where nothing was trained.
         quartiles: of the same speed: a quarter of the steps were slower than the first, and a
             quarter faster than the second.
     """
 
     parameters: int | None
     gmacs: float | None
-    images_per_second: float | None
+    rate: float | None
     quartiles: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
 class Results:
-    """A run's figures; accuracy is top-1 in percent, None where it was not measured.
+    """A run's figures. Its quality is top-1 accuracy in percent, or the perplexity of tokens, None
+    where it was not measured.
 
     Attributes:
-        tested: on the test images with the best epoch's weights.
-        test_is_validation: whether those are the validation images; None where the log does not
-            say.
-        initial: on the validation images before the first step.
-        epochs: of the validations, 0 for the one before the first step.
-        validated: on the validation images, one for each of `epochs`.
+        tested: on the test data with the best epoch's weights; where a log has no test, as those of
+            language models, the best of `validated`.
+        test_is_validation: whether that is the validation data; None where the log does not say.
+        initial: on the validation data before the first step.
+        epochs: of the validations, 0 for the one before the first step; steps of language models.
+        validated: on the validation data, one for each of `epochs`.
         switch_epoch: the one in which the second phase began.
-        seconds: spent on training steps, waiting for images included.
-        waiting: the share of `seconds` that was spent waiting for images.
+        seconds: spent on training steps, waiting for data included.
+        waiting: the share of `seconds` that was spent waiting for data.
+        quality: which one it is.
+        clock: how much of `seconds` was spent before each of `validated`.
+        predicted: percent of tokens that were predicted right, where the best of `validated` was.
     """
 
     tested: float | None
@@ -63,6 +84,16 @@ class Results:
     switch_epoch: float | None
     seconds: float
     waiting: float
+    quality: Quality = ACCURACY
+    clock: tuple[float, ...] = ()
+    predicted: float | None = None
+
+    def at(self, seconds: float) -> float | None:
+        """The quality after so much training, on the line between two validations; None before the
+        first one."""
+        if not self.clock or seconds < self.clock[0]:
+            return None
+        return float(np.interp(seconds, self.clock, self.validated))
 
     @property
     def last(self) -> float | None:
@@ -70,9 +101,12 @@ class Results:
 
     @property
     def best_epoch(self) -> float | None:
-        """The first one after training began whose validation accuracy is the highest."""
-        trained = [(acc, -at) for acc, at in zip(self.validated, self.epochs, strict=True) if at]
-        return -max(trained)[1] if trained else None
+        """The first one after training began whose validation is the best."""
+        trained = {at: v for v, at in zip(self.validated, self.epochs, strict=True) if at}
+        if not trained:
+            return None
+        best = self.quality.best(list(trained.values()))
+        return next(at for at, value in trained.items() if value == best)
 
     @property
     def best_before_switch(self) -> bool:
@@ -85,35 +119,48 @@ class Results:
 def read_results(metrics_jsonl: Path | str) -> Results:
     """Read the log of a run that has ended; OSError if it cannot be read."""
     lines = read_metrics(metrics_jsonl)
-    _, tested = metric_series(lines, "test", "acc1")
+    is_text = len(metric_series(lines, "train", PERPLEXITY.key)[0]) > 0
+    quality = PERPLEXITY if is_text else ACCURACY
+    tests = metric_series(lines, "test", quality.key)[1].tolist()
     _, same = metric_series(lines, "test", ON_VALIDATION_IMAGES)
-    val_steps, validated = metric_series(lines, "val", "acc1")
+    val_steps, validated = map(np.ndarray.tolist, metric_series(lines, "val", quality.key))
     epoch_at = dict(
         zip(*map(np.ndarray.tolist, metric_series(lines, "train", "epoch")), strict=True)
     )
-    epochs = [epoch_at.get(step, 0.0) for step in val_steps.tolist()]
+
+    def place(step: int) -> float:
+        return float(step if is_text else epoch_at.get(step, 0.0))
+
     windows = _windows(lines)
     switch = next((line["step"] for line in lines if line["split"] == "switch"), None)
+    spent = [sum(w.total("step_seconds") for w in windows if w.end <= at) for at in val_steps]
     seconds = sum(window.total("step_seconds") for window in windows)
     waited = sum(window.total("data_seconds") for window in windows)
+    best = quality.best(validated) if validated else None
+    hits = dict(zip(*metric_series(lines, "val", "accuracy"), strict=True))
+    hit = hits.get(val_steps[validated.index(best)]) if best is not None else None
     return Results(
-        tested=float(tested[-1]) if len(tested) else None,
-        test_is_validation=bool(same[-1]) if len(same) else None,
-        initial=float(validated[0]) if len(val_steps) and val_steps[0] == 0 else None,
-        epochs=tuple(epochs),
-        validated=tuple(validated.tolist()),
-        phases=_phases(lines, windows, switch),
-        switch_epoch=None if switch is None else epoch_at.get(switch, 0.0),
+        tested=tests[-1] if tests else best if is_text else None,
+        test_is_validation=bool(same[-1]) if len(same) else True if is_text else None,
+        initial=validated[0] if val_steps and val_steps[0] == 0 else None,
+        epochs=tuple(map(place, val_steps)),
+        validated=tuple(validated),
+        phases=_phases(lines, windows, switch, f"{quality.samples}_per_second"),
+        switch_epoch=None if switch is None else place(switch),
         seconds=seconds,
         waiting=waited / seconds if seconds else 0.0,
+        quality=quality,
+        clock=tuple(spent),
+        predicted=None if hit is None else 100 * float(hit),
     )
 
 
-def images_of_accuracy(runs: Iterable[Results]) -> str:
+def data_of_tests(runs: Sequence[Results]) -> str:
     found = {results.test_is_validation for results in runs if results.tested is not None}
+    samples = runs[0].quality.samples
     if found == {True}:
-        return "the validation images"
-    return "the test images" if found == {False} else "test or validation images"
+        return f"the validation {samples}"
+    return f"the test {samples}" if found == {False} else f"test or validation {samples}"
 
 
 def macs_unit(runs: Iterable[Results]) -> tuple[str, float]:
@@ -145,7 +192,7 @@ def _windows(lines: Iterable[Line]) -> list[_Window]:
 
 
 def _phases(
-    lines: Sequence[Line], windows: Sequence[_Window], switch: int | None
+    lines: Sequence[Line], windows: Sequence[_Window], switch: int | None, rate: str
 ) -> tuple[Phase, ...]:
     # Sizes are logged when the run begins, is resumed, and when its layers have become dense.
     parameters, gmacs = (
@@ -161,7 +208,7 @@ def _phases(
     for logged, part in parts.items():
         if not part and len(parts) > 1:
             continue
-        low, middle, high = _speeds(part[1:] or part) if part else (None,) * 3
+        low, middle, high = _speeds(part[1:] or part, rate) if part else (None,) * 3
         phases.append(
             Phase(
                 int(parameters[logged]) if parameters else None,
@@ -173,12 +220,12 @@ def _phases(
     return tuple(phases)
 
 
-def _speeds(windows: Sequence[_Window]) -> list[float]:
-    """Images per second that a quarter, a half and three quarters of the steps did not exceed."""
-    ordered = sorted(windows, key=lambda window: window.values["images_per_second"])
+def _speeds(windows: Sequence[_Window], rate: str) -> list[float]:
+    """Samples per second that a quarter, a half and three quarters of the steps did not exceed."""
+    ordered = sorted(windows, key=lambda window: window.values[rate])
     sums = np.cumsum([window.steps for window in ordered])
     places = np.searchsorted(sums, np.asarray((0.25, 0.5, 0.75)) * sums[-1])
-    return [ordered[place].values["images_per_second"] for place in places.tolist()]
+    return [ordered[place].values[rate] for place in places.tolist()]
 
 
 def ended_with_a_test(metrics_jsonl: Path | str) -> bool:

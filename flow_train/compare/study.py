@@ -92,7 +92,7 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        return _name(self.row.name, self.seed)
+        return run_name(self.row.name, self.seed)
 
     @property
     def folder(self) -> Path:
@@ -133,19 +133,7 @@ class Studies:
         """Read a study by its file's name without suffix, or by a path that ends in .yaml;
         `config_dir` may have further groups and studies. UserError if there is none (names the
         nearest), or names the wrong key in it."""
-        path = self._find(name, config_dir)
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-        if not isinstance(values, dict):
-            raise UserError(f"{path} is not a study, which has the keys {_keys(Study)}")
-        try:
-            study = Study.model_validate({"name": path.stem, **values})
-        except ValidationError as error:
-            raise UserError("\n".join(f"{path}: {text}" for text in _problems(error))) from error
-        _check_names(study, path)
-        return study
+        return read_study(self._find(name, config_dir))
 
     def plan(
         self, study: Study, overrides: Sequence[str], config_dir: str | None = None
@@ -198,7 +186,7 @@ class Studies:
                 raise UserError(f"{text}: it starts with the weights of {row.init_from}")
             if seed is not None and key == "seed":
                 raise UserError(f"{text}: the study's seeds are {study.seeds}")
-        below, name = f"${{work_dir}}/studies/{study.name}", _name(row.name, seed)
+        below, name = f"${{work_dir}}/studies/{study.name}", run_name(row.name, seed)
         texts = [f"experiment={row.experiment}", *chosen.values()]
         texts += [] if seed is None else [f"seed={seed}"]
         texts += [f"name={study.name}-{name}", f"run_dir={below}/{name}", "resume=auto"]
@@ -210,8 +198,40 @@ class Studies:
         return PlannedRun(row, (*flags, *texts), cfg, source, seed)
 
 
-def _name(row: str, seed: int | None) -> str:
+def run_name(row: str, seed: int | None) -> str:
     return row if seed is None else f"{row}-seed{seed}"
+
+
+def read_study(path: Path) -> Study:
+    """UserError for a file that is not a study; names the wrong key in it."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a study, which has the keys {_keys(Study)}")
+    try:
+        study = Study.model_validate({"name": path.stem, **values})
+    except ValidationError as error:
+        raise UserError("\n".join(f"{path}: {text}" for text in _problems(error))) from error
+    _check_names(study, path)
+    return study
+
+
+def split_arguments(study: Study, texts: Sequence[str]) -> tuple[Study, list[str]]:
+    """The study with the seeds of a `seeds=1,2,3` among KEY=VALUE texts, and the other texts.
+    UserError for seeds that are not whole numbers."""
+    others = []
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key != "seeds":
+            others.append(text)
+            continue
+        try:
+            study = study.model_copy(update={"seeds": list(map(int, value.split(",")))})
+        except ValueError:
+            raise UserError(f"{text}: whole numbers, such as seeds=1,2,3") from None
+    return study, others
 
 
 def _merged(example: str, *texts: str) -> dict[str, str]:

@@ -196,15 +196,19 @@ def _make_optimizer(cfg: DictConfig, model: nn.Module) -> flow.optim.Optimizer:
 def make_task(cfg: DictConfig) -> LibaiTask:
     dataset: Any = try_get_key(cfg, "dataloader.train.dataset", default=None)
     tokens = dataset[0].get("max_seq_length") if dataset else None
-    flops = None
-    try:
-        table = table_of(try_get_key(cfg, "model._target_"))
-        flops = table.flops_per_token(try_get_key(cfg, "model.cfg", default=None))
-    except (AttributeError, KeyError, TypeError):
-        logger.debug("no MFU: another model may have other names for its sizes")
+
+    def macs() -> float | None:
+        try:
+            table = table_of(try_get_key(cfg, "model._target_"))
+            flops = table.flops_per_token(try_get_key(cfg, "model.cfg", default=None))
+        except (AttributeError, KeyError, TypeError):
+            logger.debug("no MFU: another model may have other names for its sizes")
+            return None
+        return None if tokens is None else flops / training_flops(1)
+
     return LibaiTask(
         tokens,
-        None if flops is None or tokens is None else flops / training_flops(1),
+        macs,
         lambda: _make_evaluator(cfg),
         cfg.train.test_micro_batch_size * replicas(),
         cfg.train.evaluation.eval_iter,

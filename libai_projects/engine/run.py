@@ -24,7 +24,7 @@ from flow_train.checkpoint.folders import (
 )
 from flow_train.checkpoint.whole import Spread
 from flow_train.files import replace_file
-from flow_train.hooks import EarlyStopping, Hook, ModelCheckpoint, Run
+from flow_train.hooks import EarlyStopping, Hook, MacsLog, ModelCheckpoint, ParamsLog, Run
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.options import Position, TrainerOptions
 from flow_train.session import Data, Recipe, RunIdentity, Session
@@ -154,7 +154,10 @@ def _hooks(cfg: DictConfig, profile: int | None) -> dict[str, Hook]:
     train, evaluation = cfg.train, cfg.train.evaluation
     if profile is not None:
         return {"profile": ProfileSteps(profile, Path(train.output_dir))}
-    hooks: dict[str, Hook] = {}
+    # Of what `libai_projects.compare` makes its table.
+    hooks: dict[str, Hook] = {"macs_log": MacsLog()}
+    one = keys.ParamsLog(total_params_log=False, non_trainable_params_log=False)
+    hooks["params_log"] = ParamsLog(one)
     fraction = try_get_key(cfg, "train.sparse_to_dense.fraction", default=None)
     if fraction is not None:
         hooks["sparse_to_dense"] = SparseToDense(fraction, cfg)
@@ -236,6 +239,8 @@ class SparseToDense(Hook):
         names = on_rank_0(lambda: list(moments))
         trainer.train_step.load_optimizer(Spread(moments, names), trainer.position.step)
         trainer.train_step.load_state(state)
+        for hook in trainer.hooks.values():
+            hook.on_model_replaced(trainer, {})
         since = f"iteration {trainer.position.step + 1}"
         tell(trainer, since, len(layers), before, self._losses(trainer))
 

@@ -22,7 +22,12 @@ from libai_projects.text.perplexity import evaluate_on
 
 # LiBai's names of splits and of results, and those in metrics.jsonl.
 SPLITS = {"validation": "val"}
-RESULTS = {"lm_loss": "loss", "lm_loss_PPL": "perplexity", "lm_loss_tokens": "tokens"}
+RESULTS = {
+    "lm_loss": "loss",
+    "lm_loss_PPL": "perplexity",
+    "lm_loss_tokens": "tokens",
+    "lm_loss_accuracy": "accuracy",
+}
 THEIR_SPLITS, THEIR_RESULTS = (
     {ours: theirs for theirs, ours in names.items()} for names in (SPLITS, RESULTS)
 )
@@ -89,7 +94,8 @@ class LibaiTask(Task):
     Args:
         evaluator: makes the config's; it takes batches of `batch_size` rows of all processes,
             `batches` at most of each split.
-        macs: of the forward pass of a token; None where that is not known.
+        macs: of the forward pass of a token, of the layers as they are now; None where that is not
+            known.
     """
 
     samples = "samples"
@@ -98,7 +104,7 @@ class LibaiTask(Task):
     def __init__(
         self,
         tokens: int | None,
-        macs: float | None,
+        macs: Callable[[], float | None],
         evaluator: Callable[[], DatasetEvaluator],
         batch_size: int,
         batches: int,
@@ -152,7 +158,10 @@ class LibaiTask(Task):
         return found
 
     def macs_per_unit(self, model: nn.Module, batch: Batch, backend: Backend) -> float:
-        return self._macs or 0.0
+        return self._macs() or 0.0
+
+    def macs(self, model: nn.Module) -> float:
+        return self._macs() or 0.0
 
     def evaluate(self, model: Any, loader: Any, *_: Any, **options: Any) -> Any:
         """`model` is LiBai's or its graph for evaluation."""

@@ -110,7 +110,8 @@ class PPLEvaluator(evaluation.PPLEvaluator):
     rows included, named `{key}_PPL`.
 
     Results of the first two: `lm_loss_PPL`, `lm_loss` (the mean) and `lm_loss_tokens` (how many
-    count).
+    count); also the share of what is 1 in `token_hits` (B, T), among tokens that count, as
+    `lm_loss_accuracy`, and in `order_hits` (B, 1) as `order_accuracy`, where a model returns them.
     """
 
     def __init__(self) -> None:
@@ -118,6 +119,7 @@ class PPLEvaluator(evaluation.PPLEvaluator):
 
     def reset(self) -> None:
         self._loss_sum, self._tokens = 0.0, 0
+        self._hits: dict[str, list[np.ndarray]] = {}
         # By the name of the loss: sums over batches of loss times rows, and of rows.
         self._batch_losses: dict[str, tuple[float, int]] = {}
 
@@ -131,7 +133,8 @@ class PPLEvaluator(evaluation.PPLEvaluator):
 
     def reduce(self, inputs: Fields, outputs: Fields) -> Fields:
         if "token_losses" in outputs:
-            return {key: outputs[key] for key in ("token_losses", "token_mask") if key in outputs}
+            keys = "token_losses", "token_mask", "token_hits", "order_hits"
+            return {key: outputs[key] for key in keys if key in outputs}
         if "prediction_scores" in outputs and "labels" in inputs:
             logits = outputs["prediction_scores"]
             labels = inputs["labels"].to_global(placement=logits.placement)
@@ -154,6 +157,12 @@ class PPLEvaluator(evaluation.PPLEvaluator):
                 mask = np.ones(losses.shape, dtype=bool)
             self._loss_sum += float(losses[mask].sum())
             self._tokens += int(mask.sum())
+            if "token_hits" in outputs:
+                hits = outputs["token_hits"].numpy()[mask]
+                self._hits.setdefault("lm_loss_accuracy", []).append(hits)
+            if "order_hits" in outputs:
+                order = outputs["order_hits"].numpy().ravel()
+                self._hits.setdefault("order_accuracy", []).append(order)
             return
         rows = len(next(iter(inputs.values())))
         for key, value in outputs.items():
@@ -175,6 +184,8 @@ class PPLEvaluator(evaluation.PPLEvaluator):
         if self._tokens:
             mean = self._loss_sum / self._tokens
             results = {"lm_loss_PPL": _exp(mean), "lm_loss": mean, "lm_loss_tokens": self._tokens}
+        for key, hits in self._hits.items():
+            results[key] = float(np.concatenate(hits).mean())
         for key, (total, rows) in self._batch_losses.items():
             results[f"{key}_PPL"] = _exp(total / rows)
         return results

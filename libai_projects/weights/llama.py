@@ -61,10 +61,6 @@ def _write_rotary(config: Config) -> Config:
     return found
 
 
-def _part(name: str, theirs: str, axes: tuple[str, str], bias: str) -> Part:
-    return Part(name, theirs, axes, bias=bias)
-
-
 _ATTENTION, _MLP = "attention_bias", "mlp_bias"
 _QUERY, _KEY = ("hidden_size", "query_size"), ("hidden_size", "key_value_size")
 _INNER, _OUTER = ("hidden_size", "ffn_hidden_size"), ("ffn_hidden_size", "hidden_size")

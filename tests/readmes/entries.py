@@ -90,6 +90,7 @@ TRAIN_BERT = (
     "python tools/train_net.py projects/BERT/configs/bert_small_cpu.py model.cfg.mlp_cfg=blockdiag "
     "train.sparse_to_dense.fraction=0.7"
 )
+STUDY = NotRun("tests/libai_projects/train/test_language_studies.py")
 TINY_BERT = f"{TINY_GPT} dataloader.train.splits='[[1,0,0]]' train.output_dir={{runs}}/bert"
 PIPELINE_OF_FOUR = (
     "python3 -m oneflow.distributed.launch --nproc_per_node 4 projects/MagicPrompt/pipeline.py"
@@ -380,6 +381,10 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
         replace={"projects/BERT/bert_small": "{runs}/bert", "DST": "{runs}/bert_for_others"},
         after=(TRAIN_BERT,),
     ),
+    "python -m libai_projects.compare projects/BERT/study.yaml": STUDY,
+    "python -m libai_projects.compare projects/MagicPrompt/study.yaml": STUDY,
+    "python -m libai_projects.compare projects/Llama/study.yaml "
+    "dataloader.train.dataset.0.path=tokens/text.bin": STUDY,
     # Llama
     "python projects/Llama/pretrain.py --preset=small --mlp_cfg=monarch --dummy --max_iters=5": Run(
         "--num_layers=1 --max_seq_len=16 --batch_size=1 --gradient_accumulation_steps=1 "

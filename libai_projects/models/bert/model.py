@@ -133,6 +133,13 @@ class OrderHead(nn.Module):
         return self.seq_relationship(flow.tanh(self.pooler(x.narrow(1, 0, 1))))
 
 
+def _hits(scores: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
+    """1 where the largest of (batch, time, classes), which may be split, is the label's, else 0."""
+    whole = scores.to_global(sbp=dist.get_hidden_sbp())
+    labels = labels.to_global(placement=whole.placement)
+    return (flow.argmax(whole, dim=-1) == labels).to(flow.float32)
+
+
 class BertPretrainingModel(nn.Module):
     """BERT with its heads and losses, as LiBai's trainer and evaluation call it. The weights depend
     on the seed of OneFlow's default generator and their names only, so that they are the same in
@@ -173,8 +180,9 @@ class BertPretrainingModel(nn.Module):
         tokens at masked places, negative elsewhere; `attention_mask` is 1 at tokens and, after
         them, 0 at padding; `tokentype_ids` tells the first sentence from the second; `ns_labels`
         are 1 where they were exchanged (Lan et al. 2020). In training the result is {"lm_loss",
-        "sop_loss"}, else what `loss_of_tokens` gives of the masked ones. More tokens than
-        positions are a UserError.
+        "sop_loss"}, else what `loss_of_tokens` gives of the masked ones, with "token_hits" (1 where
+        the largest score is that of the label), shaped alike, and "order_hits" (batch, 1). More
+        tokens than positions are a UserError.
         """
         require_positions(input_ids.shape[1], self.options.max_seq_length)
         # Padding sees padding only, and nothing sees it.
@@ -191,9 +199,13 @@ class BertPretrainingModel(nn.Module):
                 found["seq_relationship_score"] = self.order_head(x).squeeze(1)
             return found
         losses = self.loss_func(logits, labels)
-        if self.training and has_order and ns_labels is not None:
-            order = self.loss_func(self.order_head(x), ns_labels.unsqueeze(1))
-            losses["sop_loss"] = order["lm_loss"]
+        order = self.order_head(x) if has_order and ns_labels is not None else None
+        if not self.training:
+            losses["token_hits"] = _hits(logits, labels)
+            if order is not None:
+                losses["order_hits"] = _hits(order, ns_labels.unsqueeze(1))
+        elif order is not None:
+            losses["sop_loss"] = self.loss_func(order, ns_labels.unsqueeze(1))["lm_loss"]
         return losses
 
     @staticmethod

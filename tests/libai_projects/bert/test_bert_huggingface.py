@@ -77,6 +77,10 @@ def test_logits_and_losses_are_those_of_transformers(fused: bool, rows: int) -> 
     found = computed(model.eval(), **given)
     mean = found["token_losses"].sum() / found["token_mask"].sum()
     assert mean == pytest.approx(losses["lm_loss"], abs=1e-5)
+    right = EXPECTED["logits"].argmax(-1) == EXPECTED["labels"]
+    np.testing.assert_array_equal(found["token_hits"] * found["token_mask"], right & places)
+    order = EXPECTED["order"].argmax(-1) == EXPECTED["next_sentence_label"]
+    np.testing.assert_array_equal(found["order_hits"].ravel(), order)
 
 
 def test_export_is_what_transformers_writes(tmp_path: Path) -> None:

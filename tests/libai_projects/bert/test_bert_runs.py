@@ -11,6 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from flow_train.checkpoint.folders import read_checkpoint
+from flow_train.compare.results import PERPLEXITY, read_results
 from flow_train.metrics.log import read_metrics
 from libai_projects import weights
 from libai_projects.command.config import load_config
@@ -77,8 +78,10 @@ def test_the_order_of_sentences_is_learned(train: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ("train.train_iter=120", "train.evaluation.eval_period=60", "train.log_period=20")
     train(*more, "model.cfg.initializer_range=0.1", *NO_DROPOUT, out=out)
-    lines = [line for line in read_metrics(out / "metrics.jsonl") if line["split"] == "train"]
-    values = [line["values"] for line in lines]
+    found = read_metrics(out / "metrics.jsonl")
+    evaluated = [line["values"] for line in found if line["split"] == "val"]
+    assert evaluated[-1]["order_accuracy"] > 0.95
+    values = [line["values"] for line in found if line["split"] == "train"]
     # Guessing costs log 2; the sum of both is what is trained by.
     assert values[-1]["sop_loss"] < 0.1 < 0.2 < values[0]["sop_loss"]
     assert values[-1]["lm_loss"] < values[0]["lm_loss"]
@@ -101,6 +104,13 @@ def test_layers_become_dense_and_compute_the_same(switched: Path) -> None:
     (values,) = (line["values"] for line in found if line["split"] == "switch")
     assert values["loss_after"] == pytest.approx(values["loss_before"], abs=1e-6)
     assert losses(switched)[6] < losses(switched)[1]
+    # What a study takes from it: each 64 x 128 matrix of blocks has a quarter of the numbers.
+    results = read_results(switched / "metrics.jsonl")
+    blocks, dense = (phase.parameters for phase in results.phases)
+    assert (results.quality, results.epochs, results.switch_epoch) == (PERPLEXITY, (3, 6), 3)
+    assert dense - blocks == 2 * 2 * 64 * 128 * 3 // 4
+    assert results.phases[1].gmacs - results.phases[0].gmacs == pytest.approx(24_576e-9)
+    assert 0 <= results.predicted <= 100
     configs = [
         weights.load(switched / "checkpoints" / f"step-0000000{step}", "libai", table=BERT)[1]
         for step in (3, 6)

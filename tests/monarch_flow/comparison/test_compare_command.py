@@ -110,7 +110,7 @@ def test_a_study_of_real_runs(arguments, tmp_path, capsys):
         "projected": [monarch],
     }
     assert f"{monarch:,}, then {dense:,}" in page
-    assert all(p.images_per_second > 0 for results in found.values() for p in results.phases)
+    assert all(p.rate > 0 for results in found.values() for p in results.phases)
 
     # The accuracy before the first step is that of the projected weights, by themselves.
     projected = found["projected"]

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flow_train.compare import report
 from flow_train.compare.report import Entry, draw_comparison, format_page
-from flow_train.compare.results import images_of_accuracy, read_results
+from flow_train.compare.results import data_of_tests, read_results
 from flow_train.compare.rows import latex
 from flow_train.compare.study import PlannedRun, Row, Study
 from flow_train.metrics.curves import COLORS
@@ -27,7 +27,7 @@ def test_figures_of_a_run(tmp_path):
     (phase,) = results.phases
     assert (phase.parameters, phase.gmacs) == (4000, 2.0)
     # 29 steps without the first line: 2 at 20, 6 at 50, 12 at 100, 9 at 110 images/s.
-    assert phase.images_per_second == 100
+    assert phase.rate == 100
     # A quarter of the steps is 7.25 of them.
     assert phase.quartiles == (50, 110)
     assert results.seconds == pytest.approx(3 * sum(10 * n / rate for n, rate in SPEEDS))
@@ -40,8 +40,8 @@ def test_figures_of_a_run(tmp_path):
 def test_a_switch_makes_two_phases(tmp_path):
     results = read_results(write_log(tmp_path, [40, 70, 50], switch=2))
     monarch, dense = results.phases
-    assert (monarch.parameters, monarch.gmacs, monarch.images_per_second) == (1500, 1.25, 100)
-    assert (dense.parameters, dense.gmacs, dense.images_per_second) == (4000, 2.0, 50)
+    assert (monarch.parameters, monarch.gmacs, monarch.rate) == (1500, 1.25, 100)
+    assert (dense.parameters, dense.gmacs, dense.rate) == (4000, 2.0, 50)
     assert results.tested is None
     assert results.switch_epoch == 2
     assert results.best_before_switch
@@ -63,9 +63,7 @@ def test_a_log_with_next_to_nothing(tmp_path):
     log.close()
     results = read_results(log.path)
     assert (results.tested, results.last, results.best_epoch) == (None, None, None)
-    assert [(phase.images_per_second, phase.quartiles) for phase in results.phases] == [
-        (None, None)
-    ]
+    assert [(phase.rate, phase.quartiles) for phase in results.phases] == [(None, None)]
     with pytest.raises(OSError, match="absent"):
         read_results(tmp_path / "absent")
 
@@ -99,6 +97,7 @@ def test_table(entries):
         "run",
         "accuracy",
         "after the last epoch",
+        "after 3 s",
         "before the first step",
         "parameters",
         "GMACs",
@@ -112,15 +111,17 @@ def test_table(entries):
     dense, sparse_to_dense, projected, broken = body
     time = "0:00:03"  # 2 x (0.5 + 0.4 + 0.27 + 0.4) s
     speed = ["4,000", "2", "100 (50 to 110)", "1.00 x", time, "done"]
-    assert dense == ["dense", "80.50 %", "81.25 %", "-", *speed]
-    assert sparse_to_dense[4:8] == [
+    assert dense == ["dense", "80.50 %", "81.25 %", "81.25 %", "-", *speed]
+    # Its second epoch took twice as long.
+    assert sparse_to_dense[3] == "55.00 %"
+    assert sparse_to_dense[5:9] == [
         "1,500, then 4,000",
         "1.25, then 2",
         "100 (100 to 110), then 50 (50 to 55)",
         "1.00 x, then 0.50 x",
     ]
-    assert projected[:4] == ["projected", "79.00 %", "80.00 %", "65.12 %"]
-    assert broken == ["broken", *["-"] * 8, "failed: exit code 2"]
+    assert projected[:5] == ["projected", "79.00 %", "80.00 %", "80.00 %", "65.12 %"]
+    assert broken == ["broken", *["-"] * 9, "failed: exit code 2"]
     assert page.startswith("# All of them\n")
     assert "![All of them](picture.png)" in page
     assert "best epoch of s2d was before its layers became dense" in page
@@ -164,9 +165,9 @@ def test_small_models_have_figures_that_can_be_read(tmp_path, gmacs):
     # What the accuracy is on is said, and what that means.
     assert "Accuracy is top-1 on the validation images, with" in page
     assert "The data has no test images of its own." in page
-    assert images_of_accuracy([results]) == "the validation images"
+    assert data_of_tests([results]) == "the validation images"
     other = read_results(write_log(tmp_path / "b", [50], tested=50, on_validation=False))
-    assert images_of_accuracy([other]) == "the test images"
+    assert data_of_tests([other]) == "the test images"
 
 
 def test_picture(entries, tmp_path, monkeypatch):
