@@ -38,11 +38,11 @@ from flow_train.metrics.log import JSONL_NAME, metric_series, read_metrics
 from flow_train.metrics.peak import peak_of
 from libai_projects.projects.Llama import diary
 from libai_projects.projects.Llama import flags as flag_table
+from libai_projects.projects.Llama.estimate import Job
 
 SCRIPT = Path(__file__).resolve().parent / "pretrain.py"
 ROW_NAME = "row.json"
-# Iterations count from 0, as in the diary, which reports the one after so many.
-WARM_UP, ITERATIONS = 5, 15
+ITERATIONS = 15
 NEVER = 1_000_000_000
 # Rows compute the same in float32, only with sums in another order. That moves a loss by some 1e-7
 # of it, and 15 small updates of weights hardly more; a wrong gradient moves its norm by percent. In
@@ -50,8 +50,8 @@ NEVER = 1_000_000_000
 TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 1e-2
 COMPARED = {"loss": "loss", "grad_norm": "norm of the gradients"}
 REFERENCE = "use_all"
-# Seconds of iteration 5, then medians from there on, peak memory in 1e9 bytes, and how tables and
-# lines have them.
+# Seconds of the first iteration that counts, medians from there on, peak memory in 1e9 bytes, and
+# how tables and lines have them.
 FIGURES = {
     "first": ".4g",
     "seconds": ".4g",
@@ -70,8 +70,10 @@ FLAGS = {
     "fused_adamw": "fused_adamw",
 }
 NOTES = (
-    f"iterations count from 0, as in the diary: the median is of iteration {WARM_UP} to the last, "
-    "the peak of memory without the last, which writes a checkpoint",
+    "the peak of memory is without the last iteration, which writes a checkpoint; added GB are "
+    f"those beyond {REFERENCE}'s",
+    "MFU counts what is computed; by the diary's formula, in which the embedding is a product, it "
+    "may exceed 100 %",
     f"time x: the seconds over those of {REFERENCE}, ours in the same turn, and the diary's; "
     f"spread: the largest less the smallest of all turns, {REFERENCE}'s over its median",
     "peak GB are 1e9 bytes, on a CPU of the whole process; the diary's GB are MiB / 1000, and its "
@@ -105,6 +107,8 @@ class Result:
         return max(self.ratios) - min(self.ratios) if len(self.ratios) > 1 else None
 
 
+# Reads what a row's process wrote into a folder.
+Reader = Callable[[Path], Result]
 SDPA = Result(note="n/a (PyTorch's own operator)")
 
 
@@ -130,13 +134,20 @@ def run(flags: flag_table.Options, argv: Sequence[str], runner: Runner | None = 
     lines = [_tokens(flags), *_switched_off(flags, environment.pop(settings.DISABLE.name, ""))]
     print("\n".join(lines))
     rows = [each.name for each in diary.TABLES[name]]
-    asked = {}
+    lines.append(
+        f"iterations count from 0, as in the diary: the median is of iteration {flags.warm_up} on"
+    )
+    counted, asked = Job.of(flags).share_computed, {}
+
+    def read_row(place: Path) -> Result:
+        return read(place / JSONL_NAME, flags.warm_up, counted)
+
     for turn in range(1, flags.turns + 1):
         for row in rows:
             if switches(name, row) is not None:
                 command = row_argv(name, row, flags, argv, turn)
                 asked[row, turn] = {"argv": command, "machine": machine, "peak_tflops": peak}
-    known = {each: _finished(folder / _slug(*each), asked[each]) for each in asked}
+    known = {each: _finished(folder / _slug(*each), asked[each], read_row) for each in asked}
     found = {each: result for each, result in known.items() if result is not None}
     with Progress(len(asked), "row", done=len(found)) as progress:
         for number, (each, setting) in enumerate(asked.items(), start=1):
@@ -145,7 +156,9 @@ def run(flags: flag_table.Options, argv: Sequence[str], runner: Runner | None = 
                 progress.print(f"{said}: {_in_words(found[each])} (from an earlier start)")
                 continue
             progress.print(f"{said}: running, ETA {format_eta(progress.eta_seconds())}")
-            found[each] = _run_row(folder / _slug(*each), setting, environment, runner)
+            found[each] = _run_row(
+                folder / _slug(*each), setting, environment, runner or start, read_row
+            )
             progress.update()
             progress.print(f"{said}: {_in_words(found[each])}")
     turns = {row: [found[each] for each in asked if each[0] == row] or [SDPA] for row in rows}
@@ -228,7 +241,7 @@ def row_argv(
     table: str, row: str, flags: flag_table.Options, argv: Sequence[str], turn: int = 1
 ) -> list[str]:
     """The command line of a row: the user's, then what the row sets, as the last one counts."""
-    before, ours = ["", *argv], ("--ablate", "--turns")
+    before, ours = ["", *argv], ("--ablate", "--turns", "--warm_up")
     own = [
         text
         for text, last in zip(argv, before, strict=False)
@@ -253,8 +266,9 @@ def start(argv: Sequence[str], environment: Mapping[str, str], output: Path) -> 
     return ended.code
 
 
-def read(path: Path) -> Result:
-    """The figures of a row's metrics.jsonl. DataError where no iteration after WARM_UP is timed."""
+def read(path: Path, warm_up: int, counted: float = 1.0) -> Result:
+    """The figures of a row's metrics.jsonl, its MFU times `counted`. DataError where no iteration
+    after `warm_up` is timed."""
     try:
         lines = [line for line in read_metrics(path) if line["split"] == "train"]
     except OSError as error:
@@ -265,18 +279,18 @@ def read(path: Path) -> Result:
         for steps, values in [metric_series(lines, "train", name)]
     }
     medians = {
-        name: _median([value for step, value in values.items() if step > WARM_UP])
+        name: _median([value for step, value in values.items() if step > warm_up])
         for name, values in series.items()
     }
     if medians["step_seconds"] is None:
-        raise DataError(f"{path} has the time of no iteration after the first {WARM_UP}")
+        raise DataError(f"{path} has the time of no iteration after the first {warm_up}")
     # The last line is written after the last checkpoint, which takes memory too.
     memory, losses = list(series["peak_memory_gb"].values()), list(series["loss"].values())
     figures = {
-        "first": series["step_seconds"].get(WARM_UP + 1),
+        "first": series["step_seconds"].get(warm_up + 1),
         "seconds": medians["step_seconds"],
         "tokens_per_second": medians["tokens_per_second"],
-        "mfu": medians["mfu"],
+        "mfu": None if medians["mfu"] is None else counted * medians["mfu"],
         "memory": max(memory[:-1] or memory, default=None),
         "loss": losses[-1] if losses else None,
     }
@@ -307,19 +321,26 @@ def disagreements(results: Mapping[str, Result], tolerance: float) -> tuple[list
 
 def table(rows: Sequence[diary.Row], results: Mapping[str, Result]) -> list[list[str]]:
     """The rows and their heads; "" where there is no figure."""
-    theirs = _of_reference(rows).seconds
-    heads = ["row", "iteration 5 s", "median s", "tokens/s", "MFU %", "peak GB", "last loss"]
-    heads += ["time x", "spread", "diary s", "diary MFU %", "diary GB", "diary time x", "note"]
-    forms = [*FIGURES.values(), *[".2f"] * 6]
+    theirs, base = _of_reference(rows), results[REFERENCE].figures.get("memory")
+    heads = ["row", "first s", "median s", "tokens/s", "MFU %", "peak GB", "last loss", "added GB"]
+    heads += ["time x", "spread", "diary s", "diary MFU %", "diary GB", "diary added GB"]
+    heads += ["diary time x", "note"]
+    forms = [*FIGURES.values(), ".3f", *[".2f"] * 7]
     cells = [heads]
     for row in rows:
         ours = results[row.name]
-        figures = [*(ours.figures.get(name) for name in FIGURES), ours.ratio, ours.spread]
-        figures += [row.seconds, row.mfu, row.memory, ratio(row.seconds, theirs)]
+        figures = [*(ours.figures.get(name) for name in FIGURES)]
+        figures += [_beyond(ours.figures.get("memory"), base), ours.ratio, ours.spread]
+        figures += [row.seconds, row.mfu, row.memory, _beyond(row.memory, theirs.memory)]
+        figures.append(ratio(row.seconds, theirs.seconds))
         texts = ["" if v is None else f"{v:{form}}" for v, form in zip(figures, forms, strict=True)]
         note = "; ".join([ours.note] * bool(ours.note) + ["diary: error"] * (not row.seconds))
         cells.append([row.name, *texts, note])
     return cells
+
+
+def _beyond(value: float | None, base: float | None) -> float | None:
+    return None if value is None or base is None else value - base
 
 
 def draw(rows: Sequence[diary.Row], results: Mapping[str, Result], title: str, path: Path) -> None:
@@ -351,10 +372,10 @@ def _check(flags: flag_table.Options) -> None:
     if switched:
         theirs = ", ".join(f"--{flag}" for flag in sorted(switched))
         raise UserError(f"--ablate switches these itself, leave them out: {theirs}")
-    if "max_iters" in flags.model_fields_set and flags.max_iters <= WARM_UP:
+    if "max_iters" in flags.model_fields_set and flags.max_iters <= flags.warm_up:
         raise UserError(
-            f"--max_iters={flags.max_iters}: the first {WARM_UP} iterations of a row do not count, "
-            f"so at least {WARM_UP + 1} are needed"
+            f"--max_iters={flags.max_iters}: the first {flags.warm_up} iterations of a row do not "
+            f"count (--warm_up), so at least {flags.warm_up + 1} are needed"
         )
 
 
@@ -396,29 +417,33 @@ def _slug(row: str, turn: int) -> str:
     return re.sub(r"\W+", "_", row.replace("w/o", "without")) + again
 
 
-def _finished(place: Path, setting: Mapping[str, Any]) -> Result | None:
+def _finished(place: Path, setting: Mapping[str, Any], read_row: Reader) -> Result | None:
     """What an earlier start has found of a row, if it ran as is asked for."""
     saved = process.noted(place / ROW_NAME)
     if any(saved.get(key) != value for key, value in setting.items()):
         return None
     with contextlib.suppress(DataError):
-        return read(place / JSONL_NAME)
+        return read_row(place)
     return None
 
 
 def _run_row(
-    place: Path, setting: Mapping[str, Any], environment: Mapping[str, str], runner: Runner | None
+    place: Path,
+    setting: Mapping[str, Any],
+    environment: Mapping[str, str],
+    runner: Runner,
+    read_row: Reader,
 ) -> Result:
     place.mkdir(parents=True, exist_ok=True)
     (place / ROW_NAME).unlink(missing_ok=True)
-    code = (runner or start)(setting["argv"], environment, place / process.OUTPUT)
+    code = runner(setting["argv"], environment, place / process.OUTPUT)
     # 15 GB of the diary's model.
     for checkpoint in place.glob("model_*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
     if code:
         return Result(note="error", error=_last_words(place / process.OUTPUT, code))
     try:
-        result = read(place / JSONL_NAME)
+        result = read_row(place)
     except DataError as error:
         return Result(note="error", error=str(error))
     versions, today = f"oneflow {flow.__version__}", date.today().isoformat()

@@ -139,6 +139,12 @@ class Job:
         return LLAMA.flops_per_token(vars(self.options))
 
     @property
+    def share_computed(self) -> float:
+        """Of `flops_per_token`, which has the embedding as a product."""
+        looked_up = LLAMA.count(vars(self.options)) - LLAMA.product_weights(vars(self.options))
+        return 1 - training_flops(looked_up) / self.flops_per_token
+
+    @property
     def queries(self) -> int:
         """Columns of queries; their heads' outputs have as many."""
         return self.options.num_attention_heads * (self.options.head_size or 0)

@@ -221,6 +221,7 @@ class Options(Flags):
     )
     "table1, table2 or table3: each fused operation off by turns"
     turns: Positive = flag(3, "N", "times that --ablate runs each row, all rows in turns")
+    warm_up: Count = flag(5, "N", "first iterations of a row of --ablate that do not count")
     estimate: bool = flag(False, text="parameters, memory and step time, without a step")
     gpu: str = flag("A100", "NAME", "whose data sheet --estimate takes")
 

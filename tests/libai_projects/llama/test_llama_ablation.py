@@ -100,13 +100,13 @@ LOSSES = [6.2, 6.1, 6.0, 5.9, 5.8, 5.7, 5.6, 5.5, 5.4]
 
 
 def test_the_figures_of_a_run(tmp_path: Path) -> None:
-    result = ablation.read(write_metrics(tmp_path, LOSSES))
+    result = ablation.read(write_metrics(tmp_path, LOSSES), 5, 0.5)
     # Iteration 5 of those that count from 0 is the sixth.
     counted = SECONDS[5:]
     figures = result.figures
     assert figures["first"] == 0.5
     assert figures["seconds"] == statistics.median(counted)
-    assert figures["mfu"] == pytest.approx(statistics.median(10 / each for each in counted))
+    assert figures["mfu"] == pytest.approx(statistics.median(5 / each for each in counted))
     assert figures["tokens_per_second"] == pytest.approx(
         statistics.median(256 / each for each in counted)
     )
@@ -118,9 +118,9 @@ def test_the_figures_of_a_run(tmp_path: Path) -> None:
 
 def test_runs_without_figures(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"metrics\.jsonl.*No such file"):
-        ablation.read(tmp_path / "metrics.jsonl")
+        ablation.read(tmp_path / "metrics.jsonl", 5)
     with pytest.raises(DataError, match="the time of no iteration after the first 5"):
-        ablation.read(write_metrics(tmp_path, LOSSES[:5]))
+        ablation.read(write_metrics(tmp_path, LOSSES[:5]), 5)
 
 
 class Runs:
@@ -175,6 +175,8 @@ def test_the_table_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rows["naive"]["time x"] == "2.00"
     assert rows["naive"]["diary time x"] == f"{5.47 / 3.60:.2f}"
     assert rows["naive"]["diary GB"] == "64.97"
+    assert rows["naive"]["diary added GB"] == "32.51"
+    assert rows["naive"]["added GB"] == "0.000"
     assert rows["w/o rope"]["last loss"] == "5.4"
     assert rows["w/o swiglu"]["note"] == "diary: error"
     assert rows["flash -> sdpa"]["note"] == "n/a (PyTorch's own operator)"
@@ -223,7 +225,10 @@ def test_a_row_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     words = "naive: was ended by signal 6: RuntimeError: no kernel"
     assert words in capsys.readouterr().out
     assert words in (tmp_path / "table1.md").read_text()
-    assert "\nnaive,,,,,,,,,9.85,18.41,71.32,3.05,error\n" in (tmp_path / "table1.csv").read_text()
+    assert (
+        "\nnaive,,,,,,,,,,9.85,18.41,71.32,43.45,3.05,error\n"
+        in (tmp_path / "table1.csv").read_text()
+    )
     # Only this one is run again.
     again = Runs()
     assert ablate(tmp_path, again) == 0
