@@ -4,7 +4,8 @@ checkpoints."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from oneflow_accel.errors import UserError
 from oneflow_accel.inference import bfloat16_container
@@ -30,6 +31,7 @@ from monarch_flow.models.blocks import (
     small_normal_,
     tokens_to_map,
 )
+from monarch_flow.models.local_attention import LocalAttention
 
 TOKEN_WIDTH = 64
 # (kernel, stride, padding) of the three soft splits.
@@ -38,33 +40,43 @@ SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 class _TokenSelfAttention(nn.Module):
     """One head from tokens of one width to tokens of another; as the input cannot be added to the
-    result, the values are."""
+    result, the values are. `attn_cfg` has the options of a `LocalAttention`."""
 
-    def __init__(self, in_dim: int, dim: int) -> None:
+    def __init__(self, in_dim: int, dim: int, attn_cfg: Mapping[str, int] | None) -> None:
         super().__init__()
         self.dim = dim
         # The width of the input and not of a head, as in the published models.
         self.scale = in_dim**-0.5
         self.qkv = nn.Linear(in_dim, 3 * dim, bias=False)
         self.proj = nn.Linear(dim, dim)
+        self.attention_layer = None
+        if attn_cfg is not None:
+            try:
+                self.attention_layer = LocalAttention(dim, self.scale, **attn_cfg)
+            except TypeError as error:
+                raise UserError(
+                    f"t2tattn1_cfg, t2tattn2_cfg: {dict(attn_cfg)} is not local_context and "
+                    "nb_features, whole numbers of which one may be left out"
+                ) from error
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         qkv = self.qkv(x)
-        out = self.proj(packed_attention(qkv, 1, scale=self.scale))
-        return qkv[:, :, 2 * self.dim :] + out
+        attend = self.attention_layer or partial(packed_attention, num_heads=1, scale=self.scale)
+        return qkv[:, :, 2 * self.dim :] + self.proj(attend(qkv))
 
     def own_macs(self, shape: tuple[int, ...]) -> int:
-        return shape[0] * attention_macs(shape[1], self.dim)
+        """Without those of the attention layer, which counts its own."""
+        return 0 if self.attention_layer else shape[0] * attention_macs(shape[1], self.dim)
 
 
 class TokenTransformer(nn.Module):
     """v + proj(attention(norm1(x))), then x + mlp(norm2(x)): (N, tokens, in_dim) to (N, tokens,
     dim); with one head and the scale in_dim^-0.5."""
 
-    def __init__(self, in_dim: int, dim: int) -> None:
+    def __init__(self, in_dim: int, dim: int, attn_cfg: Mapping[str, int] | None = None) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(in_dim, eps=NORM_EPS)
-        self.attn = _TokenSelfAttention(in_dim, dim)
+        self.attn = _TokenSelfAttention(in_dim, dim, attn_cfg)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.mlp = Mlp(dim, dim)
 
@@ -77,15 +89,22 @@ class TokensToToken(nn.Module):
     """Images to tokens (N, patches, dim), a map 16 times smaller each way.
 
     Soft splits, which are overlapping patches, alternate with small transformers; `tokens_type` is
-    "transformer" or "performer". Raises UserError for another one, or an image too small to be
-    split.
+    "transformer" or "performer"; `attn_cfgs`, of the two, are for the former. Raises UserError for
+    another one, or an image too small to be split.
     """
 
-    def __init__(self, img_size: Grid, in_chans: int, dim: int, tokens_type: str) -> None:
+    def __init__(
+        self,
+        img_size: Grid,
+        in_chans: int,
+        dim: int,
+        tokens_type: str,
+        attn_cfgs: Sequence[Mapping[str, int] | None] = (None, None),
+    ) -> None:
         super().__init__()
-        kinds: dict[str, type[nn.Module]] = {
+        kinds: dict[str, Callable[..., nn.Module]] = {
             "transformer": TokenTransformer,
-            "performer": TokenPerformer,
+            "performer": lambda in_dim, dim, _: TokenPerformer(in_dim, dim),
         }
         if tokens_type not in kinds:
             raise UserError(f"tokens_type={tokens_type!r} is none of {', '.join(kinds)}")
@@ -93,8 +112,11 @@ class TokensToToken(nn.Module):
         self.maps = _map_sizes(img_size)
         self.num_patches = math.prod(self.maps[-1])
         kernel = SPLITS[0][0]
-        self.attention1 = kinds[tokens_type](in_chans * kernel * kernel, TOKEN_WIDTH)
-        self.attention2 = kinds[tokens_type](TOKEN_WIDTH * SPLITS[1][0] ** 2, TOKEN_WIDTH)
+        widths = in_chans * kernel * kernel, TOKEN_WIDTH * SPLITS[1][0] ** 2
+        self.attention1, self.attention2 = (
+            kinds[tokens_type](width, TOKEN_WIDTH, cfg)
+            for width, cfg in zip(widths, attn_cfgs, strict=True)
+        )
         self.project = nn.Linear(TOKEN_WIDTH * SPLITS[2][0] ** 2, dim)
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:
@@ -155,7 +177,9 @@ class T2TViT(Classifier):
     `patch_embed` makes tokens of the image, a class token goes before them, a fixed sinusoid is
     added (`pos_embed.pe`); then the blocks of a vision transformer, a layer norm and a linear head
     on the class token. `tokens_type`, "transformer" or "performer", is the attention inside
-    `patch_embed`; the arguments of `Classifier` are for what follows it.
+    `patch_embed`; there `t2tattn1_cfg` and `t2tattn2_cfg`, {"local_context": keys, "nb_features":
+    numbers}, make transformers see less than all keys (`LocalAttention`), and performers stay what
+    they are. The arguments of `Classifier` are for what follows it.
     """
 
     def __init__(
@@ -165,6 +189,8 @@ class T2TViT(Classifier):
         in_chans: int = 3,
         num_classes: int = 1000,
         tokens_type: str = "performer",
+        t2tattn1_cfg: Mapping[str, int] | None = None,
+        t2tattn2_cfg: Mapping[str, int] | None = None,
         embed_dim: int = 384,
         depth: int = 14,
         num_heads: int = 6,
@@ -179,7 +205,9 @@ class T2TViT(Classifier):
     ) -> None:
         super().__init__(img_size, in_chans, num_classes, embed_dim)
         self.cls_token = nn.Parameter(flow.zeros(1, 1, embed_dim))
-        self.patch_embed = TokensToToken(self.img_size, in_chans, embed_dim, tokens_type)
+        self.patch_embed = TokensToToken(
+            *(self.img_size, in_chans, embed_dim, tokens_type), (t2tattn1_cfg, t2tattn2_cfg)
+        )
         tokens = 1 + self.patch_embed.num_patches
         self.pos_embed = PositionEmbedding(tokens, embed_dim, drop_rate)
         self.blocks = nn.Sequential(
