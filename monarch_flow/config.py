@@ -92,6 +92,11 @@ class Train(Group):
     init_from: InitFrom
 
 
+class TokenAttention(Group):
+    local_context: Count = Field(0, description="keys in a window around each token; 0: no window")
+    nb_features: Count = Field(0, description="random features of keys; 0: none")
+
+
 class Model(Group):
     """Each model says which of these it takes; those that are set go to create_model."""
 
@@ -111,6 +116,8 @@ class Model(Group):
     channel_ratio: Above0 | None = None
     qkv_bias: bool | None = None
     tokens_type: Literal["performer", "transformer"] | None = None
+    t2tattn1_cfg: TokenAttention | None = None
+    t2tattn2_cfg: TokenAttention | None = None
     norm_eps: Above0 | None = None
     attn_drop_rate: Below1 | None = None
     drop_rate: Below1 = 0.0

@@ -37,11 +37,14 @@ logger = logging.getLogger("oneflow_accel")
 
 
 def with_our_names(arrays: Mapping[str, np.ndarray], model: nn.Module) -> dict[str, np.ndarray]:
-    """Rename the weights of a published T2T-ViT, as `python -m monarch_flow.convert t2t` does."""
-    if _POSITIONS in model.state_dict() and is_published_t2t(arrays):
+    """Rename the weights of a published T2T-ViT, as `python -m monarch_flow.convert t2t` does; the
+    model's random features stay as drawn where the weights, made for softmax, lack them."""
+    own = layouts.standard_state_dict(model)
+    if _POSITIONS in own and is_published_t2t(arrays):
         logger.info("the weights have the names of the published T2T-ViT; they are renamed")
-        return t2t_names(arrays)
-    return dict(arrays)
+        arrays = t2t_names(arrays)
+    drawn = {name: own[name].numpy() for name in own if name.endswith(".projection_matrix")}
+    return drawn | dict(arrays)
 
 
 def with_new_head(arrays: Mapping[str, np.ndarray], model: nn.Module) -> dict[str, np.ndarray]:

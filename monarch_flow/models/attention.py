@@ -121,10 +121,7 @@ class TokenPerformer(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), dropout(DROPOUT)
         )
-        self.w = nn.Parameter(
-            flow.tensor(orthogonal_rows(self.num_random, dim) * math.sqrt(self.num_random)),
-            requires_grad=False,
-        )
+        self.w = nn.Parameter(orthogonal(self.num_random, dim), requires_grad=False)
 
     def forward(self, x: flow.Tensor, local: flow.Tensor | None = None) -> flow.Tensor:
         """x (N, tokens, in_dim) to (N, tokens, dim); `local`, if any, is added before the MLP."""
@@ -144,13 +141,9 @@ class TokenPerformer(nn.Module):
         return shape[0] * shape[1] * self.num_random * (4 * self.dim + 1)
 
 
-def orthogonal_rows(rows: int, columns: int) -> np.ndarray:
-    """Orthogonal rows of length 1, in every block of as many as columns, float32, from OneFlow's
-    generator."""
-    blocks = []
-    for first in range(0, rows, columns):
-        gauss = flow.randn(columns, min(columns, rows - first)).numpy().astype(np.float64)
-        q, r = np.linalg.qr(gauss)
-        # The signs make the distribution uniform (Mezzadri 2007, section 5).
-        blocks.append((q * np.sign(np.diag(r))).T.astype(np.float32))
-    return np.concatenate(blocks)
+def orthogonal(rows: int, columns: int) -> flow.Tensor:
+    """Orthogonal rows, each of length sqrt(rows), from OneFlow's generator."""
+    gauss = flow.randn(columns, rows).numpy().astype(np.float64)
+    q, r = np.linalg.qr(gauss)
+    # The signs make the distribution uniform (Mezzadri 2007, section 5).
+    return flow.tensor((q * np.sign(np.diag(r))).T.astype(np.float32) * math.sqrt(rows))

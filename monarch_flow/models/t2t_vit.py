@@ -4,7 +4,7 @@ checkpoints."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from oneflow_accel.errors import UserError
@@ -40,24 +40,16 @@ SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 class _TokenSelfAttention(nn.Module):
     """One head from tokens of one width to tokens of another; as the input cannot be added to the
-    result, the values are. `attn_cfg` has the options of a `LocalAttention`."""
+    result, the values are. `attention_layer` sees less than all, and counts its own products."""
 
-    def __init__(self, in_dim: int, dim: int, attn_cfg: Mapping[str, int] | None) -> None:
+    def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()
         self.dim = dim
         # The width of the input and not of a head, as in the published models.
         self.scale = in_dim**-0.5
         self.qkv = nn.Linear(in_dim, 3 * dim, bias=False)
         self.proj = nn.Linear(dim, dim)
-        self.attention_layer = None
-        if attn_cfg is not None:
-            try:
-                self.attention_layer = LocalAttention(dim, self.scale, **attn_cfg)
-            except TypeError as error:
-                raise UserError(
-                    f"t2tattn1_cfg, t2tattn2_cfg: {dict(attn_cfg)} is not local_context and "
-                    "nb_features, whole numbers of which one may be left out"
-                ) from error
+        self.attention_layer: LocalAttention | None = None
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         qkv = self.qkv(x)
@@ -65,7 +57,6 @@ class _TokenSelfAttention(nn.Module):
         return qkv[:, :, 2 * self.dim :] + self.proj(attend(qkv))
 
     def own_macs(self, shape: tuple[int, ...]) -> int:
-        """Without those of the attention layer, which counts its own."""
         return 0 if self.attention_layer else shape[0] * attention_macs(shape[1], self.dim)
 
 
@@ -73,10 +64,10 @@ class TokenTransformer(nn.Module):
     """v + proj(attention(norm1(x))), then x + mlp(norm2(x)): (N, tokens, in_dim) to (N, tokens,
     dim); with one head and the scale in_dim^-0.5."""
 
-    def __init__(self, in_dim: int, dim: int, attn_cfg: Mapping[str, int] | None = None) -> None:
+    def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(in_dim, eps=NORM_EPS)
-        self.attn = _TokenSelfAttention(in_dim, dim, attn_cfg)
+        self.attn = _TokenSelfAttention(in_dim, dim)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.mlp = Mlp(dim, dim)
 
@@ -89,22 +80,15 @@ class TokensToToken(nn.Module):
     """Images to tokens (N, patches, dim), a map 16 times smaller each way.
 
     Soft splits, which are overlapping patches, alternate with small transformers; `tokens_type` is
-    "transformer" or "performer"; `attn_cfgs`, of the two, are for the former. Raises UserError for
-    another one, or an image too small to be split.
+    "transformer" or "performer". Raises UserError for another one, or an image too small to be
+    split.
     """
 
-    def __init__(
-        self,
-        img_size: Grid,
-        in_chans: int,
-        dim: int,
-        tokens_type: str,
-        attn_cfgs: Sequence[Mapping[str, int] | None] = (None, None),
-    ) -> None:
+    def __init__(self, img_size: Grid, in_chans: int, dim: int, tokens_type: str) -> None:
         super().__init__()
-        kinds: dict[str, Callable[..., nn.Module]] = {
+        kinds: dict[str, type[nn.Module]] = {
             "transformer": TokenTransformer,
-            "performer": lambda in_dim, dim, _: TokenPerformer(in_dim, dim),
+            "performer": TokenPerformer,
         }
         if tokens_type not in kinds:
             raise UserError(f"tokens_type={tokens_type!r} is none of {', '.join(kinds)}")
@@ -112,11 +96,8 @@ class TokensToToken(nn.Module):
         self.maps = _map_sizes(img_size)
         self.num_patches = math.prod(self.maps[-1])
         kernel = SPLITS[0][0]
-        widths = in_chans * kernel * kernel, TOKEN_WIDTH * SPLITS[1][0] ** 2
-        self.attention1, self.attention2 = (
-            kinds[tokens_type](width, TOKEN_WIDTH, cfg)
-            for width, cfg in zip(widths, attn_cfgs, strict=True)
-        )
+        self.attention1 = kinds[tokens_type](in_chans * kernel * kernel, TOKEN_WIDTH)
+        self.attention2 = kinds[tokens_type](TOKEN_WIDTH * SPLITS[1][0] ** 2, TOKEN_WIDTH)
         self.project = nn.Linear(TOKEN_WIDTH * SPLITS[2][0] ** 2, dim)
 
     def forward(self, images: flow.Tensor) -> flow.Tensor:
@@ -177,9 +158,8 @@ class T2TViT(Classifier):
     `patch_embed` makes tokens of the image, a class token goes before them, a fixed sinusoid is
     added (`pos_embed.pe`); then the blocks of a vision transformer, a layer norm and a linear head
     on the class token. `tokens_type`, "transformer" or "performer", is the attention inside
-    `patch_embed`; there `t2tattn1_cfg` and `t2tattn2_cfg`, {"local_context": keys, "nb_features":
-    numbers}, make transformers see less than all keys (`LocalAttention`), and performers stay what
-    they are. The arguments of `Classifier` are for what follows it.
+    `patch_embed`; of its two transformers, `t2tattn1_cfg` and `t2tattn2_cfg` make `LocalAttention`,
+    which performers leave be. The arguments of `Classifier` are for what follows it.
     """
 
     def __init__(
@@ -205,9 +185,13 @@ class T2TViT(Classifier):
     ) -> None:
         super().__init__(img_size, in_chans, num_classes, embed_dim)
         self.cls_token = nn.Parameter(flow.zeros(1, 1, embed_dim))
-        self.patch_embed = TokensToToken(
-            *(self.img_size, in_chans, embed_dim, tokens_type), (t2tattn1_cfg, t2tattn2_cfg)
-        )
+        self.patch_embed = TokensToToken(self.img_size, in_chans, embed_dim, tokens_type)
+        parts = self.patch_embed.attention1, self.patch_embed.attention2
+        for part, cfg in zip(parts, (t2tattn1_cfg, t2tattn2_cfg), strict=True):
+            if cfg and tokens_type == "transformer":
+                part.attn.attention_layer = LocalAttention(TOKEN_WIDTH, part.attn.scale, cfg)
+            elif cfg and cfg.get("local_context"):
+                raise UserError("performers have no local_context: set tokens_type=transformer")
         tokens = 1 + self.patch_embed.num_patches
         self.pos_embed = PositionEmbedding(tokens, embed_dim, drop_rate)
         self.blocks = nn.Sequential(
@@ -258,11 +242,5 @@ def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             f"not a published T2T-ViT: there is no 'pos_embed' and '{_T2T_TOKENS}*'; it has "
             f"{', '.join(list(state)[:6])} ..."
         )
-    renamed = {}
-    for name, array in state.items():
-        if name == "pos_embed":
-            name = "pos_embed.pe"
-        elif name.startswith(_T2T_TOKENS):
-            name = f"patch_embed.{name.removeprefix(_T2T_TOKENS)}"
-        renamed[name] = array
-    return renamed
+    renamed = {name.replace(_T2T_TOKENS, "patch_embed."): array for name, array in state.items()}
+    return {"pos_embed.pe": renamed.pop("pos_embed"), **renamed}
