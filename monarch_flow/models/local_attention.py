@@ -67,8 +67,7 @@ class LocalAttention(nn.Module):
             total = multiply(queries, keys.sum(dim=1, keepdim=True), transpose_b=True)
             if not self.context:
                 return sums / total
-        # Products of fewer queries are slow.
-        size = max(self.context // 2, 32)
+        size = max(self.context // 2, 32)  # Products of fewer queries are slow.
         seen, values = self._seen(query, size), _blocks(value, size, 1)
         scores = multiply(_blocks(query, size), _blocks(key, size, 1), transpose_b=True)
         # exp is 0 of what is not seen.

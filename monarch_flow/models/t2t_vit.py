@@ -242,5 +242,7 @@ def t2t_names(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             f"not a published T2T-ViT: there is no 'pos_embed' and '{_T2T_TOKENS}*'; it has "
             f"{', '.join(list(state)[:6])} ..."
         )
-    renamed = {name.replace(_T2T_TOKENS, "patch_embed."): array for name, array in state.items()}
-    return {"pos_embed.pe": renamed.pop("pos_embed"), **renamed}
+    return {
+        "pos_embed.pe" if name == "pos_embed" else name.replace(_T2T_TOKENS, "patch_embed."): array
+        for name, array in state.items()
+    }
