@@ -189,6 +189,9 @@ TRAINERS = {
             "model.token_mlp_cfg=monarch model.token_ratio=1 model.channel_ratio=2",
             ("t2t", 1): "experiment=imagenet/t2tvit/t2tvit7 model.num_heads=2 "
             "model.tokens_type=performer",
+            ("tokens", 1): "experiment=imagenet/t2tvit/t2tvit7t model.num_heads=2 "
+            "model.t2tattn1_cfg.local_context=7 model.t2tattn1_cfg.nb_features=6 "
+            "model.t2tattn2_cfg.local_context=3 model.t2tattn2_cfg.nb_features=4",
             ("vitae", 1): "experiment=imagenet/vitae/tiny model.embed_dim=null model.num_heads=2 "
             "model.embed_dims=[8,8,16] model.token_dims=[8,8,32] model.conv_groups=4",
             ("resumed", 1): f"{VIT} resume={{plain}} trainer.max_epochs=2",

@@ -26,7 +26,8 @@ MODELS = {
     "vit_tiny_patch4_28": {**_SMALL, "num_heads": 4, "mlp_cfg": "monarch"},
     "mixer_s16_224": {**_SMALL, "patch_size": 4},
     "t2t_vit_7": {**_SMALL, "num_heads": 4},
-    "t2t_vit_t_14": {**_SMALL, "num_heads": 4, "attnlinear_cfg": "monarch"},
+    "t2t_vit_t_14": {**_SMALL, "num_heads": 4, "attnlinear_cfg": "monarch"}
+    | {"t2tattn1_cfg": {"local_context": 7, "nb_features": 6}},
     "ViTAE_basic_Tiny": {
         "embed_dims": (8, 8, 16),
         "token_dims": (8, 16, 32),
