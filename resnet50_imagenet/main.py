@@ -54,6 +54,7 @@ from flow_train.options import TrainerOptions
 from flow_train.session import Recipe, Session
 from flow_train.sharding import sharding_options
 from flow_train.task import ImageTask
+from monarch_flow.layers import LinearConfig
 from resnet50_imagenet import launching
 from resnet50_imagenet.inference import Predictions, graph_forward, inference_model, measure_forward
 from resnet50_imagenet.models import (
@@ -61,6 +62,7 @@ from resnet50_imagenet.models import (
     check_image_size,
     create_model,
     load_weights,
+    make_structured,
     pretrained_file,
     restore_model,
     up_to_date,
@@ -140,7 +142,7 @@ def _run(options: Options, backend: Backend) -> int:
 
 def _evaluate(options: Options, backend: Backend, val: Dataset, resumed: Checkpoint | None) -> None:
     num_classes = len(val.classes)
-    model = _model(options, backend, num_classes)
+    model = _model(options, backend, val)
     if options.model_ema and not (resumed and optim.averages_in(resumed.optimizer)):
         raise UserError("--model-ema: there are no moving averages to evaluate: leave it out")
     if resumed is not None:
@@ -167,7 +169,7 @@ def _benchmark(options: Options, backend: Backend, val: Dataset) -> None:
         names = ["float32", "bfloat16"] if backend.supports("bfloat16_inference") else ["float32"]
     for channels_last, name in product(layouts, names):
         options.channels_last, options.precision = channels_last, name
-        model = _model(options, backend, len(val.classes))
+        model = _model(options, backend, val)
         model = inference_model(model, backend, name, fold=options.fold)
         images = next(iter(_loader(options, val, train=False))).images
         rate = measure_forward(model, images, backend, name)
@@ -176,7 +178,7 @@ def _benchmark(options: Options, backend: Backend, val: Dataset) -> None:
 
 def _train(options: Options, run: Session, train: Dataset, val: Dataset) -> None:
     num_classes, names = len(train.classes), _names(train)
-    model = _model(options, run.backend, num_classes)
+    model = _model(options, run.backend, val)
     if run.resumed is not None:
         restore_model(model, run.resumed, options.arch, num_classes, names)
         run.resumed = up_to_date(run.resumed)
@@ -294,7 +296,8 @@ def _datasets(options: Options) -> tuple[Dataset | None, Dataset]:
     return train, val
 
 
-def _model(options: Options, backend: Backend, num_classes: int) -> nn.Module:
+def _model(options: Options, backend: Backend, val: Dataset) -> nn.Module:
+    num_classes = len(val.classes)
     model = create_model(options.arch, num_classes)
     weights = options.weights
     if options.pretrained:
@@ -303,7 +306,15 @@ def _model(options: Options, backend: Backend, num_classes: int) -> nn.Module:
         load_weights(model, weights, options.arch, num_classes, reset_head=options.reset_head)
     model, trains = model.to(backend.device()), not (options.evaluate or options.benchmark)
     check_image_size(model, backend, options.arch, options.image_size, train=trains)
-    return layouts.to_channels_last(model, backend) if options.channels_last else model
+    if options.channels_last:
+        model = layouts.to_channels_last(model, backend)
+    structured, images = LinearConfig.of(options.conv_cfg), None
+    if not structured.is_dense:
+        if weights is not None:
+            batch = next(iter(_loader(options, val, train=False)))
+            images = flow.tensor(batch.images, device=backend.device())
+        make_structured(model, structured, images)
+    return model
 
 
 def _loader(

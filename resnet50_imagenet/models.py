@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from oneflow_accel import layouts, settings
@@ -20,7 +22,11 @@ from oneflow import nn
 
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, require_model, step_of
 from flow_train.checkpoint.weights import read_weights
+from flow_train.metrics.macs import count_parameters
 from flow_train.optim import averages_in
+from monarch_flow.layers import LinearLike, replace_convolutions
+from monarch_flow.projection import project_model
+from monarch_flow.projection.state_dicts import total_relative_error
 
 logger = logging.getLogger("oneflow_accel")
 
@@ -128,6 +134,29 @@ def load_weights(
     except UserError as error:
         hint = "" if reset_head else _head_hint(state, arch, num_classes)
         raise UserError(f"{path} does not fit the model: {error}{hint}") from error
+
+
+def make_structured(model: nn.Module, config: LinearLike, images: flow.Tensor | None) -> None:
+    """Replace all convolutions of one group but the first, in place, by fresh structured ones; with
+    `images`, in the model's layout, by the nearest ones, and log how near by groups of layers and
+    by the logits of these images. UserError as `project_model`."""
+    first = next((name for name, m in model.named_modules() if isinstance(m, nn.Conv2d)), "")
+    exclude, before = f"^{re.escape(first)}$", count_parameters(model).total
+    if images is None:
+        replace_convolutions(model, config, exclude=exclude)
+    else:
+        model.eval()
+        with flow.no_grad():
+            dense = model(images).numpy()
+            reports = project_model(model, config, exclude=exclude, convolutions=True)
+            error = np.linalg.norm(model(images).numpy() - dense) / np.linalg.norm(dense)
+        model.train()
+        for name, own in groupby(reports, lambda report: report.name.partition(".")[0]):
+            logger.info("%s: relative error %.3f", name, total_relative_error(list(own)))
+        total = total_relative_error(reports)
+        logger.info("%d convolutions: relative error %.3f", len(reports), total)
+        logger.info("logits of %d images: relative error %.3f", len(dense), error)
+    logger.info("%s parameters, dense %s", f"{count_parameters(model).total:,}", f"{before:,}")
 
 
 def _head(arch: str, num_classes: int) -> list[str]:

@@ -16,6 +16,8 @@ from flow_train import cli
 from flow_train.config import keys
 from flow_train.config.flags import Flags, flag
 from flow_train.data.rand_augment import parse_rand_augment
+from monarch_flow.config import Layers
+from monarch_flow.layers import LinearConfig
 from resnet50_imagenet.models import classification_models, image_size_of
 
 DATA_VARIABLE = "IMAGENET_DIR"
@@ -55,6 +57,9 @@ class Options(Flags):
     "start from the weights file of this model in $ONEFLOW_ACCEL_WEIGHTS"
     reset_head: bool = flag(False)
     "leave out the classifier's weights, to fine-tune on other classes"
+    conv_cfg: Layers | None = flag(None, "LAYER")
+    """monarch, blockdiag, {_target_: monarch, nblocks: 2}, ...: structured convolutions in place of
+    all but the first, the nearest to those of --weights or --pretrained (default: dense)"""
     channels_last: bool = flag(False, text="train in NHWC instead of NCHW")
     freeze_bn: bool = flag(False)
     "keep the running statistics of batch normalization as they are"
@@ -156,6 +161,7 @@ class Options(Flags):
             if wrong:
                 raise ValueError(text)
         self.data = self.data or os.environ.get(DATA_VARIABLE, DEFAULT_DATA)
+        LinearConfig.of(self.conv_cfg)
         if self.aa:
             parse_rand_augment(self.aa)
         self.image_size = self.image_size or image_size_of(self.arch)

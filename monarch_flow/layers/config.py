@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from oneflow_accel.errors import UserError, nearest
@@ -237,22 +238,42 @@ def replace_linears(
         UserError: no layer matches, the model is a layer itself, its parameters are global, or an
             expression or the config is wrong.
     """
-    chosen_config = LinearConfig.of(config)
+    chosen = LinearConfig.of(config)
+    return replace_layers(model, nn.Linear, partial(_build_like, config=chosen), include, exclude)
+
+
+def replace_layers(
+    model: nn.Module,
+    kind: type,
+    build: Callable[[Any], nn.Module],
+    include: str = "",
+    exclude: str | None = None,
+) -> list[str]:
+    """Put `build(layer)`, in the layer's training mode, in the place of each layer of just this
+    class and of one group; see `replace_linears`."""
     wanted, unwanted = compiled(include), compiled(_NEVER if exclude is None else exclude)
-    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-    if "" in linears:
-        raise UserError("the model is one nn.Linear: build the new layer in its place")
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is kind and getattr(module, "groups", 1) == 1
+    }
+    if "" in layers:
+        raise UserError(f"the model is one nn.{kind.__name__}: build the new layer in its place")
     chosen = {
         name: module
-        for name, module in linears.items()
+        for name, module in layers.items()
         if wanted.search(name) and not unwanted.search(name)
     }
     if not chosen:
         raise UserError(
-            f"no nn.Linear has a name that matches include={include!r} and not "
-            f"exclude={exclude!r}; there are: {', '.join(linears) or 'none'}"
+            f"no nn.{kind.__name__} has a name that matches include={include!r} and not "
+            f"exclude={exclude!r}; there are: {', '.join(layers) or 'none'}"
         )
-    fresh = {id(old): _build_like(old, name, chosen_config) for name, old in chosen.items()}
+    fresh = {}
+    for name, old in chosen.items():
+        if old.weight.is_global:
+            raise UserError(f"{name} has global parameters: replace layers before to_global")
+        fresh[id(old)] = build(old).train(old.training)
     replace_modules(model, fresh)
     return list(chosen)
 
@@ -273,14 +294,6 @@ def compiled(expression: str) -> re.Pattern[str]:
         raise UserError(f"{expression!r} is not a regular expression: {error}") from None
 
 
-def _build_like(old: nn.Linear, name: str, config: LinearConfig) -> nn.Module:
-    if old.weight.is_global:
-        raise UserError(f"{name} has global parameters: replace layers before to_global")
-    new = config.build(
-        old.in_features,
-        old.out_features,
-        bias=old.bias is not None,
-        device=old.weight.device,
-        dtype=old.weight.dtype,
-    )
-    return new.train(old.training)
+def _build_like(old: nn.Linear, config: LinearConfig) -> nn.Module:
+    place = {"device": old.weight.device, "dtype": old.weight.dtype}
+    return config.build(old.in_features, old.out_features, old.bias is not None, **place)

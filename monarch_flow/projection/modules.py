@@ -1,17 +1,26 @@
-"""Makes nn.Linear layers structured and structured layers nn.Linear, in place, in any model."""
+"""Makes nn.Linear and nn.Conv2d structured and structured layers dense, in place, in any model."""
 
 from __future__ import annotations
 
 import re
 
 from oneflow_accel.errors import UserError
+from oneflow_accel.layouts.rules import as_channels_first, as_channels_last
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import LinearConfig, LinearLike, StructuredLinear, replace_linears
+from monarch_flow.layers import (
+    LinearConfig,
+    LinearLike,
+    MonarchConv2d,
+    StructuredLinear,
+    replace_convolutions,
+    replace_linears,
+)
 from monarch_flow.layers.config import replace_modules
+from monarch_flow.layers.convolution import like
 from monarch_flow.layers.structured import fill
 from monarch_flow.projection.state_dicts import LayerReport, densify_arrays, project_arrays
 from monarch_flow.projection.structures import (
@@ -24,9 +33,15 @@ from monarch_flow.projection.structures import (
 
 
 def project_model(
-    model: nn.Module, config: LinearLike, include: str = "", exclude: str | None = None
+    model: nn.Module,
+    config: LinearLike,
+    include: str = "",
+    exclude: str | None = None,
+    *,
+    convolutions: bool = False,
 ) -> list[LayerReport]:
-    """Replace dense layers of a model by the nearest structured ones, in place.
+    """Replace dense layers of a model by the nearest structured ones, in place: its nn.Linear, or
+    with `convolutions` its nn.Conv2d of one group, by their unfolded kernels.
 
     Layers that stand in several places stay one. Biases, dtypes, devices, modes and requires_grad
     are kept; an optimizer must be given the new parameters.
@@ -51,7 +66,8 @@ def project_model(
     # For example the gate of a SparseLR layer.
     parts = [f"^{re.escape(name)}\\." for name in structured_layers(model)]
     stay = "|".join(parts + ([f"(?:{exclude})"] if exclude is not None else []))
-    names = replace_linears(model, chosen, include, stay or None)
+    replace = replace_convolutions if convolutions else replace_linears
+    names = replace(model, chosen, include, stay or None)
     new = dict(model.named_modules())
     reports = []
     try:
@@ -67,14 +83,15 @@ def project_model(
 
 
 def densify_model(model: nn.Module) -> list[LayerReport]:
-    """Replace every structured layer of a model by the nn.Linear that computes the same, in place.
+    """Replace every structured layer of a model by the nn.Linear or nn.Conv2d that computes the
+    same, in place.
 
     It has the same sizes, bias, dtype, device and mode, and trains where any of the structured
     weights does. All else stays; an optimizer must be given the new parameters. Returns a report
     per replaced layer. Raises UserError, and leaves the model unchanged, where a layer has no dense
     weight (a SparseLR layer with a gate) or global parameters, or the model is a layer itself.
     """
-    if isinstance(model, StructuredLinear):
+    if isinstance(model, StructuredLinear | MonarchConv2d):
         raise UserError(f"the model is one {type(model).__name__}: put it into an nn.Sequential")
     modules = dict(model.named_modules())
     reports, dense = [], {}
@@ -83,25 +100,43 @@ def densify_model(model: nn.Module) -> list[LayerReport]:
             linear, report = _densify(modules[name], spec, name)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
-        dense[id(modules[name])] = linear
+        conv = modules[name.rpartition(".")[0]]
+        if isinstance(conv, MonarchConv2d):
+            dense[id(conv)] = _as_convolution(linear, conv)
+        else:
+            dense[id(modules[name])] = linear
         reports.append(report)
     replace_modules(model, dense)
     return reports
 
 
-def _project_into(layer: nn.Module, linear: nn.Module, name: str) -> LayerReport:
+def _project_into(new: nn.Module, old: nn.Module, name: str) -> LayerReport:
+    layer, weight = new, old.weight
+    if isinstance(new, MonarchConv2d):
+        layer = new.linear
+        weight = as_channels_first(weight) if old.channel_pos == "channels_last" else weight
     spec = spec_of_module(layer)
     if spec is None:
         raise UserError(f"there is no projection onto {type(layer).__name__}")
-    projected, report = project_arrays(name, spec, _array(linear.weight), _arrays(layer))
+    matrix = _array(weight).reshape(len(weight), -1)
+    projected, report = project_arrays(name, spec, matrix, _arrays(layer))
     parameters = dict(layer.named_parameters())
     for key, array in projected.items():
         fill(parameters[key], array)
-        parameters[key].requires_grad_(linear.weight.requires_grad)
-    if linear.bias is not None:
-        fill(layer.bias, _array(linear.bias))
-        layer.bias.requires_grad_(linear.bias.requires_grad)
+        parameters[key].requires_grad_(weight.requires_grad)
+    if old.bias is not None:
+        fill(new.bias, _array(old.bias))
+        new.bias.requires_grad_(old.bias.requires_grad)
     return report
+
+
+def _as_convolution(linear: nn.Linear, old: MonarchConv2d) -> nn.Conv2d:
+    conv = like(nn.Conv2d, old)
+    kernel = linear.weight.detach().reshape(old.out_channels, -1, *old.kernel_size)
+    kernel = as_channels_last(kernel) if old.channel_pos == "channels_last" else kernel
+    conv.weight = nn.Parameter(kernel.contiguous(), linear.weight.requires_grad)
+    conv.bias = old.bias
+    return conv
 
 
 def _densify(module: nn.Module, spec: LayerSpec, name: str) -> tuple[nn.Linear, LayerReport]:

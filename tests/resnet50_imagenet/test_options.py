@@ -11,7 +11,7 @@ from resnet50_imagenet.options import build_parser, parse_options
 
 # A change here is a change of the public command line: it belongs in the changelog.
 OPTIONS = {
-    "model": "-a --arch --weights --pretrained --reset-head --channels-last --freeze-bn",
+    "model": "-a --arch --weights --pretrained --reset-head --channels-last --freeze-bn --conv-cfg",
     "training": "--epochs --start-epoch --max-steps -b --batch-size --lr --learning-rate "
     "--momentum --wd --weight-decay --graph --fsdp --precision --dtype --amp --seed --scheduler "
     "--optimizer --grad-accum-steps --clip-grad --smoothing --model-ema --model-ema-decay "
