@@ -308,12 +308,10 @@ def _model(options: Options, backend: Backend, val: Dataset) -> nn.Module:
     check_image_size(model, backend, options.arch, options.image_size, train=trains)
     if options.channels_last:
         model = layouts.to_channels_last(model, backend)
-    structured, images = LinearConfig.of(options.conv_cfg), None
+    structured = LinearConfig.of(options.conv_cfg)
     if not structured.is_dense:
-        if weights is not None:
-            batch = next(iter(_loader(options, val, train=False)))
-            images = flow.tensor(batch.images, device=backend.device())
-        make_structured(model, structured, images)
+        loader = _loader(options, val, train=False)
+        make_structured(model, structured, next(iter(loader)).images if weights else None)
     return model
 
 

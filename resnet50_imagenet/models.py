@@ -24,7 +24,7 @@ from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, require
 from flow_train.checkpoint.weights import read_weights
 from flow_train.metrics.macs import count_parameters
 from flow_train.optim import averages_in
-from monarch_flow.layers import LinearLike, replace_convolutions
+from monarch_flow.layers import LinearConfig, replace_linears
 from monarch_flow.projection import project_model
 from monarch_flow.projection.state_dicts import total_relative_error
 
@@ -136,26 +136,26 @@ def load_weights(
         raise UserError(f"{path} does not fit the model: {error}{hint}") from error
 
 
-def make_structured(model: nn.Module, config: LinearLike, images: flow.Tensor | None) -> None:
+def make_structured(model: nn.Module, config: LinearConfig, batch: np.ndarray | None) -> None:
     """Replace all convolutions of one group but the first, in place, by fresh structured ones; with
-    `images`, in the model's layout, by the nearest ones, and log how near by groups of layers and
-    by the logits of these images. UserError as `project_model`."""
+    a batch of images, in the model's layout, by the nearest ones, and log how near by groups of
+    layers and by the logits of the batch. UserError as `project_model`."""
     first = next((name for name, m in model.named_modules() if isinstance(m, nn.Conv2d)), "")
     exclude, before = f"^{re.escape(first)}$", count_parameters(model).total
-    if images is None:
-        replace_convolutions(model, config, exclude=exclude)
+    if batch is None:
+        replace_linears(model, config, exclude=exclude, kind=nn.Conv2d)
     else:
         model.eval()
+        images = flow.tensor(batch, device=next(model.parameters()).device)
         with flow.no_grad():
             dense = model(images).numpy()
-            reports = project_model(model, config, exclude=exclude, convolutions=True)
-            error = np.linalg.norm(model(images).numpy() - dense) / np.linalg.norm(dense)
+            reports = project_model(model, config, exclude=exclude, kind=nn.Conv2d)
+            moved = np.linalg.norm(model(images).numpy() - dense) / np.linalg.norm(dense)
         model.train()
         for name, own in groupby(reports, lambda report: report.name.partition(".")[0]):
             logger.info("%s: relative error %.3f", name, total_relative_error(list(own)))
-        total = total_relative_error(reports)
-        logger.info("%d convolutions: relative error %.3f", len(reports), total)
-        logger.info("logits of %d images: relative error %.3f", len(dense), error)
+        error, count = total_relative_error(reports), len(reports)
+        logger.info("relative error of %d convolutions %.3f, of logits %.3f", count, error, moved)
     logger.info("%s parameters, dense %s", f"{count_parameters(model).total:,}", f"{before:,}")
 
 

@@ -76,9 +76,9 @@ def macs_by_module(
     """The modules that cost something, in the order of the model; see `count_macs`.
 
     A module is counted by itself if it has `macs_per_row()`, which is for one row of its input and
-    for all that is in it; is an nn.Linear or nn.Conv2d; or has `own_macs(shape)`, for what its
-    forward does besides calling its children. `macs_per_position()` is that of a convolution's like
-    with `out_channels`, for one position of its output.
+    for all that is in it; is an nn.Linear or nn.Conv2d (of which `macs_per_position`, if there, is
+    for one of its output's); or has `own_macs(shape)`, for what its forward does besides calling
+    its children.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     channels = getattr(model, "in_chans", 3) if in_chans is None else in_chans
@@ -142,16 +142,14 @@ def _rule(module: nn.Module) -> tuple[Rule | None, bool]:
     if hasattr(module, "macs_per_row"):
         per_row = module.macs_per_row()
         return lambda shape, out: math.prod(shape[:-1]) * per_row, True
-    if hasattr(module, "macs_per_position"):
-        per_position = module.macs_per_position()
-        return lambda shape, out: math.prod(out) // module.out_channels * per_position, True
     if isinstance(module, nn.Linear):
         # Not by the weight, of which this process may have a piece only.
         weights = module.in_features * module.out_features
         return lambda shape, out: math.prod(shape[:-1]) * weights, True
     if isinstance(module, nn.Conv2d):
         per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
-        return lambda shape, out: math.prod(out) * per_output, True
+        per_position = getattr(module, "macs_per_position", module.out_channels * per_output)
+        return lambda shape, out: math.prod(out) // module.out_channels * per_position, True
     if hasattr(module, "own_macs"):
         return lambda shape, out: module.own_macs(shape), False
     return None, False

@@ -9,7 +9,7 @@ monarch_flow/docs/layers.md lists them.
 from monarch_flow.layers.block_sparse import BlockSparseLinear, MaskedLinear
 from monarch_flow.layers.butterfly import ButterflyLinear, KaleidoscopeLinear
 from monarch_flow.layers.config import LinearConfig, LinearLike, register_linear, replace_linears
-from monarch_flow.layers.convolution import MonarchConv2d, replace_convolutions
+from monarch_flow.layers.convolution import MonarchConv2d
 from monarch_flow.layers.drop import Dropout, DropPath, dropout
 from monarch_flow.layers.low_rank import LowRank, SparseLRLinear
 from monarch_flow.layers.mlp import Mlp, MlpLike, build_mlp, mlp_options
@@ -46,6 +46,5 @@ __all__ = [
     "numbers_inside",
     "parameter_shapes",
     "register_linear",
-    "replace_convolutions",
     "replace_linears",
 ]

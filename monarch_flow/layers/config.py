@@ -13,7 +13,6 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from oneflow_accel.errors import UserError, nearest
@@ -222,7 +221,12 @@ def _read_options(layer: type, options: dict[str, Any]) -> tuple[tuple[str, Any]
 
 
 def replace_linears(
-    model: nn.Module, config: LinearLike = "monarch", include: str = "", exclude: str | None = None
+    model: nn.Module,
+    config: LinearLike = "monarch",
+    include: str = "",
+    exclude: str | None = None,
+    *,
+    kind: type = nn.Linear,
 ) -> list[str]:
     """Replace nn.Linear layers of a model by fresh structured ones, in place; return their names.
 
@@ -231,6 +235,7 @@ def replace_linears(
     Subclasses of nn.Linear are left alone.
 
     Args:
+        kind: nn.Linear, or nn.Conv2d for convolutions of one group, in their present layout.
         include, exclude: regular expressions that are searched for in names of
             `model.named_modules()`; the empty `include` is found in all.
 
@@ -238,42 +243,26 @@ def replace_linears(
         UserError: no layer matches, the model is a layer itself, its parameters are global, or an
             expression or the config is wrong.
     """
-    chosen = LinearConfig.of(config)
-    return replace_layers(model, nn.Linear, partial(_build_like, config=chosen), include, exclude)
-
-
-def replace_layers(
-    model: nn.Module,
-    kind: type,
-    build: Callable[[Any], nn.Module],
-    include: str = "",
-    exclude: str | None = None,
-) -> list[str]:
-    """Put `build(layer)`, in the layer's training mode, in the place of each layer of just this
-    class and of one group; see `replace_linears`."""
+    chosen_config = LinearConfig.of(config)
     wanted, unwanted = compiled(include), compiled(_NEVER if exclude is None else exclude)
-    layers = {
+    linears = {
         name: module
         for name, module in model.named_modules()
         if type(module) is kind and getattr(module, "groups", 1) == 1
     }
-    if "" in layers:
+    if "" in linears:
         raise UserError(f"the model is one nn.{kind.__name__}: build the new layer in its place")
     chosen = {
         name: module
-        for name, module in layers.items()
+        for name, module in linears.items()
         if wanted.search(name) and not unwanted.search(name)
     }
     if not chosen:
         raise UserError(
             f"no nn.{kind.__name__} has a name that matches include={include!r} and not "
-            f"exclude={exclude!r}; there are: {', '.join(layers) or 'none'}"
+            f"exclude={exclude!r}; there are: {', '.join(linears) or 'none'}"
         )
-    fresh = {}
-    for name, old in chosen.items():
-        if old.weight.is_global:
-            raise UserError(f"{name} has global parameters: replace layers before to_global")
-        fresh[id(old)] = build(old).train(old.training)
+    fresh = {id(old): _build_like(old, name, chosen_config) for name, old in chosen.items()}
     replace_modules(model, fresh)
     return list(chosen)
 
@@ -294,6 +283,16 @@ def compiled(expression: str) -> re.Pattern[str]:
         raise UserError(f"{expression!r} is not a regular expression: {error}") from None
 
 
-def _build_like(old: nn.Linear, config: LinearConfig) -> nn.Module:
+def _build_like(old: nn.Module, name: str, config: LinearConfig) -> nn.Module:
+    if old.weight.is_global:
+        raise UserError(f"{name} has global parameters: replace layers before to_global")
+    return twins[type(old)](old, config).train(old.training)
+
+
+def _linear_like(old: nn.Linear, config: LinearConfig) -> nn.Module:
     place = {"device": old.weight.device, "dtype": old.weight.dtype}
     return config.build(old.in_features, old.out_features, old.bias is not None, **place)
+
+
+# What takes the place of a dense layer, by its class.
+twins: dict[type, Callable[[Any, LinearConfig], nn.Module]] = {nn.Linear: _linear_like}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 from oneflow_accel.errors import UserError
@@ -12,7 +11,7 @@ from oneflow_accel.layouts.rules import as_channels_first, as_channels_last
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers.config import LinearConfig, LinearLike, replace_layers
+from monarch_flow.layers.config import LinearConfig, LinearLike, twins
 from monarch_flow.layers.monarch import MonarchLinear
 from monarch_flow.layers.structured import identity
 
@@ -28,54 +27,46 @@ class MonarchConv2d(nn.Conv2d):
     likewise. Raises UserError for a wrong config or groups, ValueError for other channels.
     """
 
+    groups: int
+
     def __init__(self, *args: Any, config: LinearLike = "monarch", **options: Any) -> None:
         super().__init__(*args, **options)
         features = math.prod(self._parameters.pop("weight").shape[1:])
         self.linear = LinearConfig.of(config).build(features, self.out_channels, bias=False)
         if self.groups != 1 or self.linear.bias is not None:
             raise UserError("a structured convolution has one group, and the bias for its layer")
+        self.macs_per_position = sum(weight.numel() for weight in self.linear.parameters())
         blocks = self.linear.nblocks if isinstance(self.linear, MonarchLinear) else 0
-        self.has_grouped_factors = blocks > 0 and self.in_channels % blocks == 0
-        # Of the first operation, whatever it is.
-        self.groups = blocks if self.has_grouped_factors else self.in_channels
+        self.is_monarch = blocks > 0 and self.in_channels % blocks == 0
+        # Of the first operation.
+        self.groups = blocks if self.is_monarch else self.in_channels
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        last, size = self.channel_pos == "channels_last", self.kernel_size
-        if size == self.stride == (1, 1) and self.padding == (0, 0):
-            y = self._multiplied(x, last)
-        elif self.has_grouped_factors:
-            second = self.linear.blkdiag2
-            blocks, _, depth = second.shape
-            kernel = self.linear.blkdiag1.reshape(-1, self.in_channels // self.groups, *size)
-            y = _turned(self._conv_forward(x, _laid(kernel, last), None), depth, last)
-            kernel, where = _laid(second.reshape(-1, depth, 1, 1), last), self.channel_pos
-            y = flow._C.conv2d(y, kernel, None, groups=blocks, channel_pos=where)
-            y = _turned(y, blocks, last).narrow(3 if last else 1, 0, self.out_channels)
+        size, last = self.kernel_size, self.channel_pos == "channels_last"
+        order, axis = ((0, 2, 3, 1), 3) if last else ((0, 1, 2, 3), 1)
+        is_pointwise = size == self.stride == (1, 1) and self.padding == (0, 0)
+        if self.is_monarch and not is_pointwise:
+            first, second = self.linear.blkdiag1, self.linear.blkdiag2
+            options = {"groups": second.shape[0], "channel_pos": self.channel_pos}
+            first = first.reshape(-1, self.in_channels // self.groups, *size).permute(*order)
+            y = _turned(self._conv_forward(x, first, None), axis, second.shape[2])
+            second = second.reshape(-1, second.shape[2], 1, 1).permute(*order)
+            y = _turned(flow._C.conv2d(y, second, None, **options), axis, options["groups"])
+            y = y.narrow(axis, 0, self.out_channels)
         else:
-            one_hot = identity(math.prod(size), x).reshape(-1, 1, *size)
-            one_hot = _laid(one_hot.repeat(self.in_channels, 1, 1, 1), last)
-            y = self._multiplied(self._conv_forward(x, one_hot, None), last)
-        if self.bias is None:
-            return y
-        return y + self.bias.to(y.dtype).reshape(-1, *(() if last else (1, 1)))
-
-    def _multiplied(self, patches: flow.Tensor, last: bool) -> flow.Tensor:
-        if last:
-            return self.linear(patches)
-        return as_channels_first(self.linear(as_channels_last(patches)))
-
-    def macs_per_position(self) -> int:
-        """Multiply-accumulates for one position of the output: the weights, without the bias."""
-        return sum(weight.numel() for weight in self.linear.parameters())
+            if not is_pointwise:
+                one_hot = identity(math.prod(size), x).reshape(-1, 1, *size)
+                one_hot = one_hot.repeat(self.in_channels, 1, 1, 1).permute(*order)
+                x = self._conv_forward(x, one_hot, None)
+            y = self.linear(x) if last else as_channels_first(self.linear(as_channels_last(x)))
+        ones = (1,) * (3 - axis)
+        return y if self.bias is None else y + self.bias.to(y.dtype).reshape(-1, *ones)
 
 
-def replace_convolutions(
-    model: nn.Module, config: LinearLike = "monarch", include: str = "", exclude: str | None = None
-) -> list[str]:
-    """Replace nn.Conv2d of one group by fresh MonarchConv2d as `replace_linears` does, after
-    `to_channels_last`."""
-    build = partial(like, MonarchConv2d, config=LinearConfig.of(config))
-    return replace_layers(model, nn.Conv2d, build, include, exclude)
+def _turned(x: flow.Tensor, axis: int, rows: int) -> flow.Tensor:
+    """The channels, on this axis, as a grid of so many rows, transposed."""
+    grid = x.reshape(*x.shape[:axis], rows, -1, *x.shape[axis + 1 :])
+    return grid.transpose(axis, axis + 1).reshape(x.shape)
 
 
 def like(cls: type, old: nn.Conv2d, **options: Any) -> nn.Conv2d:
@@ -86,12 +77,4 @@ def like(cls: type, old: nn.Conv2d, **options: Any) -> nn.Conv2d:
     return new.to(weight.device, weight.dtype).train(old.training)
 
 
-def _laid(kernel: flow.Tensor, last: bool) -> flow.Tensor:
-    return as_channels_last(kernel) if last else kernel
-
-
-def _turned(x: flow.Tensor, rows: int, last: bool) -> flow.Tensor:
-    """The channels as a grid of so many rows, transposed."""
-    axis, shape = 3 if last else 1, tuple(x.shape)
-    grid = x.reshape(*shape[:axis], rows, -1, *shape[axis + 1 :])
-    return grid.transpose(axis, axis + 1).reshape(shape)
+twins[nn.Conv2d] = lambda old, config: like(MonarchConv2d, old, config=config)

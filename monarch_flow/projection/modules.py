@@ -11,16 +11,9 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from monarch_flow.layers import (
-    LinearConfig,
-    LinearLike,
-    MonarchConv2d,
-    StructuredLinear,
-    replace_convolutions,
-    replace_linears,
-)
+from monarch_flow.layers import LinearConfig, LinearLike, StructuredLinear, replace_linears
 from monarch_flow.layers.config import replace_modules
-from monarch_flow.layers.convolution import like
+from monarch_flow.layers.convolution import MonarchConv2d, like
 from monarch_flow.layers.structured import fill
 from monarch_flow.projection.state_dicts import LayerReport, densify_arrays, project_arrays
 from monarch_flow.projection.structures import (
@@ -38,10 +31,9 @@ def project_model(
     include: str = "",
     exclude: str | None = None,
     *,
-    convolutions: bool = False,
+    kind: type = nn.Linear,
 ) -> list[LayerReport]:
-    """Replace dense layers of a model by the nearest structured ones, in place: its nn.Linear, or
-    with `convolutions` its nn.Conv2d of one group, by their unfolded kernels.
+    """Replace dense layers of a model by the nearest structured ones, in place.
 
     Layers that stand in several places stay one. Biases, dtypes, devices, modes and requires_grad
     are kept; an optimizer must be given the new parameters.
@@ -50,6 +42,7 @@ def project_model(
         include: regular expression; a layer is replaced if it is found in its name, such as
             "blocks.0.mlp.fc1". The empty one is found in all.
         exclude: regular expression of names that stay dense, such as "head".
+        kind: nn.Linear, or nn.Conv2d for convolutions of one group, by their unfolded kernels.
 
     Returns:
         A report per replaced layer; empty where the config is a dense one.
@@ -66,8 +59,7 @@ def project_model(
     # For example the gate of a SparseLR layer.
     parts = [f"^{re.escape(name)}\\." for name in structured_layers(model)]
     stay = "|".join(parts + ([f"(?:{exclude})"] if exclude is not None else []))
-    replace = replace_convolutions if convolutions else replace_linears
-    names = replace(model, chosen, include, stay or None)
+    names = replace_linears(model, chosen, include, stay or None, kind=kind)
     new = dict(model.named_modules())
     reports = []
     try:
@@ -100,9 +92,9 @@ def densify_model(model: nn.Module) -> list[LayerReport]:
             linear, report = _densify(modules[name], spec, name)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
-        conv = modules[name.rpartition(".")[0]]
-        if isinstance(conv, MonarchConv2d):
-            dense[id(conv)] = _as_convolution(linear, conv)
+        owner = modules[name.rpartition(".")[0]]
+        if isinstance(owner, MonarchConv2d):
+            dense[id(owner)] = _as_convolution(linear, owner)
         else:
             dense[id(modules[name])] = linear
         reports.append(report)
