@@ -154,8 +154,8 @@ def make_structured(model: nn.Module, config: LinearConfig, batch: np.ndarray | 
         model.train()
         for name, own in groupby(reports, lambda report: report.name.partition(".")[0]):
             logger.info("%s: relative error %.3f", name, total_relative_error(list(own)))
-        error, count = total_relative_error(reports), len(reports)
-        logger.info("relative error of %d convolutions %.3f, of logits %.3f", count, error, moved)
+        error = total_relative_error(reports)
+        logger.info("all: relative error %.3f, of the logits of a batch %.3f", error, moved)
     logger.info("%s parameters, dense %s", f"{count_parameters(model).total:,}", f"{before:,}")
 
 

@@ -225,7 +225,6 @@ def replace_linears(
     config: LinearLike = "monarch",
     include: str = "",
     exclude: str | None = None,
-    *,
     kind: type = nn.Linear,
 ) -> list[str]:
     """Replace nn.Linear layers of a model by fresh structured ones, in place; return their names.

@@ -62,6 +62,15 @@ class MonarchConv2d(nn.Conv2d):
         ones = (1,) * (3 - axis)
         return y if self.bias is None else y + self.bias.to(y.dtype).reshape(-1, *ones)
 
+    def as_dense(self, linear: nn.Linear) -> nn.Conv2d:
+        """The nn.Conv2d whose kernel is the weight of `linear`, as a matrix over patches."""
+        conv, kernel = _like(nn.Conv2d, self), linear.weight.detach()
+        kernel = kernel.reshape(self.out_channels, -1, *self.kernel_size)
+        kernel = as_channels_last(kernel) if self.channel_pos == "channels_last" else kernel
+        conv.weight = nn.Parameter(kernel.contiguous(), linear.weight.requires_grad)
+        conv.bias = self.bias
+        return conv
+
 
 def _turned(x: flow.Tensor, axis: int, rows: int) -> flow.Tensor:
     """The channels, on this axis, as a grid of so many rows, transposed."""
@@ -69,7 +78,7 @@ def _turned(x: flow.Tensor, axis: int, rows: int) -> flow.Tensor:
     return grid.transpose(axis, axis + 1).reshape(x.shape)
 
 
-def like(cls: type, old: nn.Conv2d, **options: Any) -> nn.Conv2d:
+def _like(cls: type, old: nn.Conv2d, **options: Any) -> nn.Conv2d:
     """A convolution of this class with the sizes and layout of another, and fresh weights."""
     sizes = (old.in_channels, old.out_channels, old.kernel_size, old.stride, old.padding)
     new = cls(*sizes, old.dilation, bias=old.bias is not None, **options)
@@ -77,4 +86,4 @@ def like(cls: type, old: nn.Conv2d, **options: Any) -> nn.Conv2d:
     return new.to(weight.device, weight.dtype).train(old.training)
 
 
-twins[nn.Conv2d] = lambda old, config: like(MonarchConv2d, old, config=config)
+twins[nn.Conv2d] = lambda old, config: _like(MonarchConv2d, old, config=config)

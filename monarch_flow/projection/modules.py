@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from oneflow_accel import layouts
 from oneflow_accel.errors import UserError
-from oneflow_accel.layouts.rules import as_channels_first, as_channels_last
 
 import numpy as np
 import oneflow as flow
@@ -13,7 +13,7 @@ from oneflow import nn
 
 from monarch_flow.layers import LinearConfig, LinearLike, StructuredLinear, replace_linears
 from monarch_flow.layers.config import replace_modules
-from monarch_flow.layers.convolution import MonarchConv2d, like
+from monarch_flow.layers.convolution import MonarchConv2d
 from monarch_flow.layers.structured import fill
 from monarch_flow.projection.state_dicts import LayerReport, densify_arrays, project_arrays
 from monarch_flow.projection.structures import (
@@ -30,7 +30,6 @@ def project_model(
     config: LinearLike,
     include: str = "",
     exclude: str | None = None,
-    *,
     kind: type = nn.Linear,
 ) -> list[LayerReport]:
     """Replace dense layers of a model by the nearest structured ones, in place.
@@ -75,8 +74,7 @@ def project_model(
 
 
 def densify_model(model: nn.Module) -> list[LayerReport]:
-    """Replace every structured layer of a model by the nn.Linear or nn.Conv2d that computes the
-    same, in place.
+    """Replace structured layers of a model, in place, by nn.Linear or nn.Conv2d that do the same.
 
     It has the same sizes, bias, dtype, device and mode, and trains where any of the structured
     weights does. All else stays; an optimizer must be given the new parameters. Returns a report
@@ -93,42 +91,29 @@ def densify_model(model: nn.Module) -> list[LayerReport]:
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         owner = modules[name.rpartition(".")[0]]
-        if isinstance(owner, MonarchConv2d):
-            dense[id(owner)] = _as_convolution(linear, owner)
-        else:
-            dense[id(modules[name])] = linear
+        conv = isinstance(owner, MonarchConv2d)
+        dense[id(owner if conv else modules[name])] = owner.as_dense(linear) if conv else linear
         reports.append(report)
     replace_modules(model, dense)
     return reports
 
 
 def _project_into(new: nn.Module, old: nn.Module, name: str) -> LayerReport:
-    layer, weight = new, old.weight
-    if isinstance(new, MonarchConv2d):
-        layer = new.linear
-        weight = as_channels_first(weight) if old.channel_pos == "channels_last" else weight
+    layer = new.linear if isinstance(new, MonarchConv2d) else new
     spec = spec_of_module(layer)
     if spec is None:
         raise UserError(f"there is no projection onto {type(layer).__name__}")
-    matrix = _array(weight).reshape(len(weight), -1)
-    projected, report = project_arrays(name, spec, matrix, _arrays(layer))
+    weight = layouts.standard_array("weight", _array(old.weight), old)
+    weight = weight.reshape(len(weight), -1)
+    projected, report = project_arrays(name, spec, weight, _arrays(layer))
     parameters = dict(layer.named_parameters())
     for key, array in projected.items():
         fill(parameters[key], array)
-        parameters[key].requires_grad_(weight.requires_grad)
+        parameters[key].requires_grad_(old.weight.requires_grad)
     if old.bias is not None:
         fill(new.bias, _array(old.bias))
         new.bias.requires_grad_(old.bias.requires_grad)
     return report
-
-
-def _as_convolution(linear: nn.Linear, old: MonarchConv2d) -> nn.Conv2d:
-    conv = like(nn.Conv2d, old)
-    kernel = linear.weight.detach().reshape(old.out_channels, -1, *old.kernel_size)
-    kernel = as_channels_last(kernel) if old.channel_pos == "channels_last" else kernel
-    conv.weight = nn.Parameter(kernel.contiguous(), linear.weight.requires_grad)
-    conv.bias = old.bias
-    return conv
 
 
 def _densify(module: nn.Module, spec: LayerSpec, name: str) -> tuple[nn.Linear, LayerReport]:

@@ -71,8 +71,9 @@ def test_a_dense_convolution_and_its_gradients(shape: Any, dtype: str, last: boo
     y.backward(grad)
     y_grad = numbers(grad, last=last)
     places = patches(1 + np.arange(x.size).reshape(x.shape), conv)
-    back = np.bincount(places.ravel(), np.einsum("nohw,ocij->nhwcij", y_grad, kernel).ravel())
-    assert_close(numbers(given.grad, last=last).ravel(), back[1:], **near)
+    back = np.einsum("nohw,ocij->nhwcij", y_grad, kernel).ravel()
+    back = np.bincount(places.ravel(), back, x.size + 1)[1:].reshape(x.shape)
+    assert_close(numbers(given.grad, last=last), back, **near)
     flat = rows.reshape(-1, rows[0, 0, 0].size)
     flat = np.pad(flat, ((0, 0), (0, len(factors[0]) * factors[0].shape[2] - flat.shape[1])))
     up = y_grad.transpose(0, 2, 3, 1).reshape(len(flat), -1)
@@ -112,7 +113,6 @@ def test_projection_and_back(config: Any, last: bool) -> None:
     densify_model(model)
     assert {(type(module), module.training) for module in model} == {(nn.Conv2d, False)}
     assert not model[0].weight.requires_grad
-    assert_close(model[2](x).numpy(), wanted, reduced=72)
     again = project_model(model, config, exclude="^(1|8)$", kind=nn.Conv2d)
     assert max(report.relative_error for report in again) < 1e-6
     assert_close(model[2](x).numpy(), wanted, reduced=72)
