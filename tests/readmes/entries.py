@@ -248,6 +248,15 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     "python3 main.py -e --weights resnet50-11ad3fa6.pth DIR": Run(
         SMALL_IMAGES, RESNET, {"resnet50-11ad3fa6.pth": "{resnet}", **PHOTOS}, expect="Acc@1"
     ),
+    "python3 main.py -e --weights resnet50-11ad3fa6.pth --conv-cfg monarch DIR": Run(
+        SMALL_IMAGES,
+        RESNET,
+        {"resnet50-11ad3fa6.pth": "{resnet}", **PHOTOS},
+        expect=r"layer4: relative error 0\.\d",
+    ),
+    "python3 main.py -a resnet18 --conv-cfg monarch --seed 0 --channels-last --image-size 32 "
+    "--epochs 4 -b 64 --lr 0.02 --scheduler cosine --scale 0.7 1 --hflip 0 -j 0 "
+    "--output-dir runs/monarch-0 DIR": Run("--max-steps 1", RESNET, DIGITS, plugin=True),
     "python3 main.py --weights resnet50-11ad3fa6.pth --reset-head --lr 0.01 DIR": Run(
         f"{SMALL_IMAGES} --output-dir runs/tuned",
         RESNET,
