@@ -109,15 +109,12 @@ test-emulated: plugin
 	@ONEFLOW_ACCEL_DEVICE=emulated $(BIN)/python -m pytest -q \
 	  $(if $(ARGS),$(ARGS),-n 3 --dist loadfile $(EMULATED))
 
+# mypy takes as long as all else, which goes on beside it.
 lint: $(VENV)/.lint plugin
-	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@git ls-files -z | xargs -0 $(BIN)/codespell
-	@$(BIN)/python scripts/check_device_literals.py
-	@$(BIN)/python scripts/check_agreement.py
-	@$(BIN)/python scripts/check_file_size.py
-	@$(BIN)/python scripts/size.py
+	@$(BIN)/mypy & ( $(BIN)/ruff format --check . && $(BIN)/ruff check . && \
+	  git ls-files -z | xargs -0 $(BIN)/codespell && \
+	  for name in check_device_literals check_agreement check_file_size size; do \
+	    $(BIN)/python scripts/$$name.py || exit 1; done ); others=$$?; wait $$! && exit $$others
 	@echo "lint: all clean"
 
 # PyTorch is a peer to measure against, in an environment of its own (it needs another Python).

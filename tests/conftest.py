@@ -35,6 +35,7 @@ LONG = (
     "tests/monarch_flow/engine/test_training_engine.py",
     "tests/resnet50_imagenet/test_user_errors.py",
     "tests/vit_10b/test_vit_training.py",
+    "tests/test_separate_disks.py",
 )
 
 
