@@ -97,6 +97,9 @@ def serve(module: str, forks: bool) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     main = importlib.import_module(module).main
+    if forks:
+        # What each run would import.
+        importlib.import_module("tensorboard.summary")
     environment = dict(os.environ)
     for line in sys.stdin:
         request = json.loads(line)

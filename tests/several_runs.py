@@ -13,8 +13,10 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 
-from oneflow_accel import command, distributed, launched
+from oneflow_accel import command, distributed, launched, settings
 
 
 def main(lines: list[list[str]], *, goes_on: bool) -> int:
@@ -27,8 +29,14 @@ def main(lines: list[list[str]], *, goes_on: bool) -> int:
         )
     for number, (name, *words) in enumerate(lines):
         module = importlib.import_module(name)
+        if name.startswith("libai_projects"):
+            # It ends the process.
+            importlib.import_module("libai_projects.tools.train_net")._leave = sys.exit
         argv = [w.replace("{rank}", str(own)).replace("{other}", str(1 - own)) for w in words]
-        code = _ended(name, module, argv) if goes_on else module.main(argv)
+        # What a Llama's line has switched off.
+        os.environ.pop(settings.DISABLE.name, None)
+        run = partial(module.main, argv)
+        code = _ended(partial(command.run, name, run) if goes_on else run)
         if goes_on:
             record = {"line": number, "rank": own, "code": code, "said": "".join(said)}
             os.write(1, f"\nended: {json.dumps(record)}\n".encode())
@@ -40,11 +48,9 @@ def main(lines: list[list[str]], *, goes_on: bool) -> int:
     return 0
 
 
-def _ended(name: str, module: object, argv: list[str]) -> object:
-    if name.startswith("libai_projects"):
-        importlib.import_module("libai_projects.tools.train_net")._leave = sys.exit
+def _ended(run: Callable[[], object]) -> object:
     try:
-        return command.run(name, lambda: module.main(argv))
+        return run()
     except SystemExit as end:
         return end.code
 

@@ -25,8 +25,7 @@ from libai_projects.projects.Llama import flags as llama_flags
 from libai_projects.text.token_files import Description
 from monarch_flow.config import SCHEMA
 from resnet50_imagenet.options import build_parser as main_parser
-from tests.command_server import CommandServer
-from tests.launch import REPOSITORY, run_distributed, run_process, run_several
+from tests.launch import REPOSITORY, run_several
 from tests.tolerances import TOLERANCES
 from vit_10b.options import build_parser as vit_parser
 
@@ -54,8 +53,6 @@ class Trainer:
     crossed: Callable[[Sequence[str]], set[str]]
     apart: str
     lines: dict[tuple[str, int], str]
-    # A program that ends its process, so that each line needs one.
-    script: Path | None = None
 
 
 def of_parser(make: Callable[[], argparse.ArgumentParser]) -> dict[str, Any]:
@@ -106,8 +103,8 @@ TRAINERS = {
         **of_parser(main_parser),
         lines={
             ("plain", 1): "",
-            ("frozen", 1): "-a resnet18 --freeze-bn --wd 0.01 --momentum 0.5 --channels-last "
-            "--clip-grad 0.5 --smoothing 0.1 --model-ema --model-ema-decay 0.9 "
+            ("frozen", 1): "-a shufflenet_v2_x0_5 --freeze-bn --wd 0.01 --momentum 0.5 "
+            "--channels-last --clip-grad 0.5 --smoothing 0.1 --model-ema --model-ema-decay 0.9 "
             "--grad-accum-steps 2 --epochs 2 --profile 1",
             ("mixed", 1): "--aa rand-m9-mstd0.5-inc1 --reprob 0.5 --mixup 0.8 --cutmix 1 "
             "--mixup-prob 0.9 --mixup-switch-prob 0.6 --mixup-mode elem --scale 0.5 1 --hflip 0.3 "
@@ -121,7 +118,7 @@ TRAINERS = {
             ("graph", 1): "-a resnet18 --graph --channels-last --freeze-bn --model-ema "
             "--grad-accum-steps 2 --clip-grad 0.5 --epochs 2",
             **{
-                (mode, 2): "-a resnet18 --freeze-bn --model-ema --clip-grad 0.5 "
+                (mode, 2): "-a shufflenet_v2_x0_5 --freeze-bn --model-ema --clip-grad 0.5 "
                 f"--multiprocessing-distributed --fsdp {mode}"
                 for mode in MODES[::2]
             },
@@ -256,7 +253,6 @@ TRAINERS = {
         "train.amp.precision train.checkpointer.* train.dist.* train.evaluation.* "
         "train.load_weight train.logger.* train.max_minutes train.nccl* train.rdma* "
         "train.scheduler.* train.seed train.start_iter train.test_micro* train.warmup_ratio",
-        script=LIBAI / "tools" / "train_net.py",
     ),
     "llama": Trainer(
         "libai_projects.projects.Llama.pretrain",
@@ -288,7 +284,6 @@ TRAINERS = {
         apart="ablate turns estimate gpu device precision dropout? pipeline_parallel eval_* log_* "
         "save_* *lr* seed init_from max_minutes multiple_of num_* hidden_size ffn_* "
         "vocab_size peak_tflops pad_token_id token_dtype val_data wandb_*",
-        script=LIBAI / "projects" / "Llama" / "pretrain.py",
     ),
 }
 
@@ -327,8 +322,8 @@ def test_options_in_bfloat16(name, images, tmp_path, monkeypatch):
     trainer, expected = TRAINERS[name], {}
     starts: dict[int, list[list[str]]] = {}
     for (line, processes), more in trainer.lines.items():
-        # Each would take a start of its own: they are compared with float32's `plain`.
-        alone = trainer.script is not None and (processes > 1 or "graph" in line)
+        # These are compared with float32's `plain`.
+        alone = trainer.module.startswith("libai") and processes > 1
         expected[line] = "plain" if alone else line
         for precision, words in (("float32", ""), ("bfloat16", trainer.bfloat16))[alone:]:
             text = f"{trainer.words} {more} {words}"
@@ -337,7 +332,8 @@ def test_options_in_bfloat16(name, images, tmp_path, monkeypatch):
                 text = text.replace(f"{{{key}}}", str(path))
             starts.setdefault(processes, []).append(text.split())
     for processes, lines in starts.items():
-        run(trainer, lines, processes)
+        result = run_several(trainer.module, lines, processes, timeout=300)
+        assert result.returncode == 0, result.stdout[-5000:]
     for line, other in expected.items():
         exact, rounded = losses(tmp_path / "float32" / other), losses(tmp_path / "bfloat16" / line)
         # `plain` was gone on with.
@@ -345,22 +341,6 @@ def test_options_in_bfloat16(name, images, tmp_path, monkeypatch):
         assert bool(rounded) == bool(exact), line
         gaps = [abs(value / exact[key] - 1) for key, value in rounded.items()]
         assert not gaps or 0 < max(gaps) < TOLERANCES["bfloat16"].rtol, (line, exact, rounded)
-
-
-def run(trainer: Trainer, lines: Sequence[Sequence[str]], processes: int) -> None:
-    if trainer.script is None:
-        result = run_several(trainer.module, lines, processes, timeout=300)
-        assert result.returncode == 0, result.stdout[-5000:]
-        return
-    with CommandServer(trainer.module, forks=True) as server:
-        for line in lines:
-            if processes > 1:
-                result = run_distributed([trainer.script, *line], processes, cwd=LIBAI)
-            elif {"--graph", "graph.enabled=true"} & set(line):
-                result = run_process([trainer.script, *line], cwd=LIBAI)
-            else:
-                result = server.run(line, cwd=LIBAI)
-            assert result.returncode == 0, result.stdout[-5000:]
 
 
 @pytest.mark.parametrize("name", TRAINERS)
