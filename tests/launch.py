@@ -23,7 +23,7 @@ time.sleep = lambda seconds: sleep(seconds / 20)
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-_LAUNCHER = Path(importlib.util.find_spec("oneflow").origin).parent / "distributed" / "launch.py"
+LAUNCHER = Path(importlib.util.find_spec("oneflow").origin).parent / "distributed" / "launch.py"
 
 
 def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -88,7 +88,7 @@ def run_distributed(
     One that does not end is tried again: about 1 of 100 starts of oneflow 0.9.0 hangs.
     """
     for attempt in (1, 2):
-        launcher = ["-c", _LAUNCH, _LAUNCHER, "--nproc_per_node", str(nproc)]
+        launcher = ["-c", _LAUNCH, LAUNCHER, "--nproc_per_node", str(nproc)]
         launcher += ["--master_port", str(free_port()), *args]
         try:
             return run_process(launcher, timeout=timeout, env=env, cwd=cwd)

@@ -118,7 +118,7 @@ TRAINERS = {
             ("graph", 1): "-a resnet18 --graph --channels-last --freeze-bn --model-ema "
             "--grad-accum-steps 2 --clip-grad 0.5 --epochs 2",
             **{
-                (mode, 2): "-a shufflenet_v2_x0_5 --freeze-bn --model-ema --clip-grad 0.5 "
+                (mode, 2): "-a resnet18 --freeze-bn --model-ema --clip-grad 0.5 "
                 f"--multiprocessing-distributed --fsdp {mode}"
                 for mode in MODES[::2]
             },

@@ -22,7 +22,7 @@ from entries import COMMANDS, EXTRA, SERVE
 from PIL import Image
 from safetensors.numpy import save_file
 
-from tests.launch import REPOSITORY, free_port
+from tests.launch import LAUNCHER, REPOSITORY, free_port
 from tests.libai_projects.llama.test_llama_files import write_meta
 from tests.libai_projects.train.conftest import prompts  # noqa: F401 - a fixture
 from tests.torch_writer import save_torch_file
@@ -87,7 +87,7 @@ class World:
         if " < " in line:
             line, rest = line.split(" < ")
             rest = f" < {rest}"
-        line = f"{line} {run.add}{rest}"
+        line = f"{line} {run.add}{rest}".replace("-m oneflow.distributed.launch", str(LAUNCHER))
         for word, value in run.replace.items():
             assert word in line, f"{word} is not in {line}"
             line = re.sub(rf"(?<![\w/]){re.escape(word)}(?!\w)", lambda _, v=value: v, line)
@@ -212,7 +212,7 @@ class World:
     def _resnet(self) -> Path:
         from resnet50_imagenet.models import create_model
 
-        state = create_model("resnet50", 5).state_dict()
+        state = create_model("shufflenet_v2_x0_5", 5).state_dict()
         weights = {name: value.numpy() for name, value in state.items()}
         return save_torch_file(self.folder / "resnet50-11ad3fa6.pth", weights)
 

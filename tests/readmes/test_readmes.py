@@ -48,6 +48,8 @@ PROGRAMS = (
     "benchmarks.batches",
     "benchmarks.contention",
     "benchmarks.sharded",
+    "benchmarks.memory",
+    "oneflow_accel.launch",
 )
 # Of other programs.
 OTHER_OPTIONS = {
