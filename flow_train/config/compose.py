@@ -259,8 +259,9 @@ def config_keys(cfg: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]
 
 
 def written(node: DictConfig | ListConfig, name: Any) -> Any:
-    plain: Any = OmegaConf.to_container(node, resolve=False)
-    return plain[name]
+    """A value as it stands there, an interpolation as its text."""
+    child: Any = node._get_node(name)
+    return child._value()
 
 
 def _separate(cfg: DictConfig, key: str) -> None:
