@@ -57,10 +57,14 @@ ALLOWANCES = (
     (35, "tests", 120, "of these"),
     (35, "scripts", 3, "these lines"),
     (35, "flow_train", 1, "products of structured convolutions"),
-    (35, "monarch_flow", 114, "MonarchConv2d, its projection and way back"),
+    (35, "monarch_flow", 101, "MonarchConv2d, its projection and way back"),
     (35, "resnet50_imagenet", 44, "--conv-cfg"),
     (35, "tests", 169, "of these"),
     (35, "scripts", 5, "these lines"),
+    (35, "flow_train", 109, "studies of language models, equal time"),
+    (35, "libai_projects", 160, "their command, right tokens of BERT, memory and MFU of the ablation"),
+    (35, "tests", 87, "of these"),
+    (35, "scripts", 4, "these lines"),
 )
 
 
