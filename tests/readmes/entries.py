@@ -257,11 +257,11 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
         SMALL_IMAGES,
         RESNET,
         {"resnet50-11ad3fa6.pth": "{resnet}", **PHOTOS},
-        expect=r"layer4: relative error 0\.\d",
+        expect=r"all: relative error 0\.\d",
     ),
     "python3 main.py -a resnet18 --conv-cfg monarch --seed 0 --channels-last --image-size 32 "
     "--epochs 4 -b 64 --lr 0.02 --scheduler cosine --scale 0.7 1 --hflip 0 -j 0 "
-    "--output-dir runs/monarch-0 DIR": Run("--max-steps 1", RESNET, DIGITS, plugin=True),
+    "--output-dir runs/monarch-0 DIR": Run("-b 20 --max-steps 1", RESNET, PHOTOS),
     "python3 main.py --weights resnet50-11ad3fa6.pth --reset-head --lr 0.01 DIR": Run(
         f"{SMALL_IMAGES} --output-dir runs/tuned",
         RESNET,
