@@ -102,7 +102,7 @@ check: lint
 
 # All tests, in three lanes of whole files also on two cores: many wait for processes to start or end.
 test: plugin
-	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 4 --dist loadfile --no-loadscope-reorder)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-emulated)
 
 test-emulated: plugin

@@ -115,7 +115,7 @@ TRAINERS = {
             ("in-place", 1): "-a mobilenet_v3_small --lr 0.0001",
             ("evaluated", 1): "-e --resume {plain} --predictions {out}/table.csv",
             ("measured", 1): "--benchmark",
-            ("graph", 1): "-a resnet18 --graph --channels-last --freeze-bn --model-ema "
+            ("graph", 1): "-a resnet18 --conv-cfg monarch --graph --channels-last --model-ema "
             "--grad-accum-steps 2 --clip-grad 0.5 --epochs 2",
             **{
                 (mode, 2): "-a resnet18 --freeze-bn --model-ema --clip-grad 0.5 "
@@ -281,8 +281,8 @@ TRAINERS = {
             "--gradient_accumulation_steps=2",
             ("tensor", 2): "--tensor_parallel=2 --sequence_parallel",
         },
-        apart="ablate turns estimate gpu device precision dropout? pipeline_parallel eval_* log_* "
-        "save_* *lr* seed init_from max_minutes multiple_of num_* hidden_size ffn_* "
+        apart="ablate turns warm_up estimate gpu device precision dropout? pipeline_parallel "
+        "eval_* log_* save_* *lr* seed init_from max_minutes multiple_of num_* hidden_size ffn_* "
         "vocab_size peak_tflops pad_token_id token_dtype val_data wandb_*",
     ),
 }

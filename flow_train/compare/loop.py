@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from oneflow_accel import command, machine
+from oneflow_accel import command, machine, settings
 from oneflow_accel.backends import resolve
 from oneflow_accel.errors import UserError
 
@@ -57,7 +57,8 @@ def compare(
             run.finish(device)
             continue
         # The user can look at what is done so far while the next run trains.
-        _report(study, runs, states, folder, module)
+        if settings.CURVES.get() != "off":
+            _report(study, runs, states, folder, module)
         place = f"{1 + runs.index(run)} of {len(runs)}, in {run.folder}"
         print(f"{study.name}: {name}, {place}", flush=True)
         with _writing(run.folder):

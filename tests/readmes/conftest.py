@@ -87,10 +87,11 @@ class World:
         if " < " in line:
             line, rest = line.split(" < ")
             rest = f" < {rest}"
-        line = f"{line} {run.add}{rest}".replace("-m oneflow.distributed.launch", str(LAUNCHER))
+        line = f"{line} {run.add}{rest}"
         for word, value in run.replace.items():
             assert word in line, f"{word} is not in {line}"
             line = re.sub(rf"(?<![\w/]){re.escape(word)}(?!\w)", lambda _, v=value: v, line)
+        line = line.replace("-m oneflow.distributed.launch", str(LAUNCHER))
         output = self.type(self.filled(line), self.checkout / run.cwd, run.until)
         assert re.search(run.expect, output), output
         self.done[name] = output

@@ -134,10 +134,11 @@ class OrderHead(nn.Module):
 
 
 def _hits(scores: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
-    """1 where the largest of (batch, time, classes), which may be split, is the label's, else 0."""
+    """1 where none of (batch, time, classes), which may be split, exceeds the label's, else 0."""
     whole = scores.to_global(sbp=dist.get_hidden_sbp())
-    labels = labels.to_global(placement=whole.placement)
-    return (flow.argmax(whole, dim=-1) == labels).to(flow.float32)
+    # Not argmax, whose threads a forked process lacks, and waits for.
+    places = flow.clamp(labels.to_global(placement=whole.placement), min=0).unsqueeze(-1)
+    return (flow.gather(whole, -1, places).squeeze(-1) >= flow.amax(whole, dim=-1)).to(whole.dtype)
 
 
 class BertPretrainingModel(nn.Module):
@@ -181,7 +182,7 @@ class BertPretrainingModel(nn.Module):
         them, 0 at padding; `tokentype_ids` tells the first sentence from the second; `ns_labels`
         are 1 where they were exchanged (Lan et al. 2020). In training the result is {"lm_loss",
         "sop_loss"}, else what `loss_of_tokens` gives of the masked ones, with "token_hits" (1 where
-        the largest score is that of the label), shaped alike, and "order_hits" (batch, 1). More
+        no score exceeds the label's), shaped alike, and "order_hits" (batch, 1). More
         tokens than positions are a UserError.
         """
         require_positions(input_ids.shape[1], self.options.max_seq_length)
