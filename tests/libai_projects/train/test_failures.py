@@ -182,8 +182,9 @@ def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_bit_for_bit(train, envi
     assert newest(out) == f"step-{done:08d}"
     told = [json.loads(line) for line in calls.read_text().splitlines()]
     assert told[0] == [-1, {"mode": "offline", "project": "gpt2", "dir": str(out)}]
-    assert told[1][0] == 1
-    assert told[1][1]["train/loss"] == losses(out)[1]
+    assert [step for step, _ in told[1:4]] == [0, 0, 1]
+    assert told[2][1]["model/params_trainable"] == 101_888
+    assert told[3][1]["train/loss"] == losses(out)[1]
     assert told[-1] == [0, "finish"]
     further = (*common, f"train.train_iter={done + 3}")
     train(*further, "--resume", out=out)
