@@ -446,6 +446,9 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     "python projects/Llama/pipeline.py --model DIR --tokenizer TOKENIZER --serve": ALIKE,
     "python3 -m oneflow.distributed.launch --nproc_per_node 4 projects/Llama/pipeline.py "
     "--model DIR --tokenizer TOKENIZER": ALIKE,
+    f"python {PRETRAIN} --ablate table1 --preset=z2all --num_layers=2 --vocab_size=8000 "
+    "--batch_size=2 --gradient_accumulation_steps=1 --max_iters=3 --warm_up=1 --turns=1 "
+    "--output_dir=projects/Llama/ablation": ALIKE,
     # One of its rows.
     f"python {PRETRAIN} --ablate table1 --preset=small --gradient_accumulation_steps=1 "
     "--output_dir=projects/Llama/ablation": Run(
