@@ -161,8 +161,8 @@ class ParamsLog(Hook):
 
 
 class MacsLog(Hook):
-    """Logs `gmacs`, 10^9 multiply-accumulates per image, structured layers counted as what they
-    are, when a run begins and when its layers have become dense."""
+    """Logs `gmacs`, 10^9 multiply-accumulates per image or token, structured layers counted as what
+    they are, when a run begins and when its layers have become dense."""
 
     def on_fit_start(self, trainer: Run) -> None:
         self._log(trainer)

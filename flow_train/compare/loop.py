@@ -57,8 +57,7 @@ def compare(
             run.finish(device)
             continue
         # The user can look at what is done so far while the next run trains.
-        if settings.CURVES.get() != "off":
-            _report(study, runs, states, folder, module)
+        _report(study, runs, states, folder, module, draws=settings.CURVES.get() != "off")
         place = f"{1 + runs.index(run)} of {len(runs)}, in {run.folder}"
         print(f"{study.name}: {name}, {place}", flush=True)
         with _writing(run.folder):
@@ -70,7 +69,7 @@ def compare(
             states[name] = "interrupted"
         elif ended.code:
             states[name] = f"failed: {ended.how}"
-    page = _report(study, runs, states, folder, module)
+    page = _report(study, runs, states, folder, module, draws=True)
     print(f"{page.read_text()}\ntable: {page}", flush=True)
     if stopped:
         sys.stderr.write(f"{program}: interrupted; the same command goes on\n")
@@ -88,11 +87,18 @@ def _device(run: PlannedRun) -> str:
 
 
 def _report(
-    study: Study, runs: Sequence[PlannedRun], states: dict[str, str], folder: Path, module: str
+    study: Study,
+    runs: Sequence[PlannedRun],
+    states: dict[str, str],
+    folder: Path,
+    module: str,
+    *,
+    draws: bool,
 ) -> Path:
-    """Write table and picture of what is done so far; returns the table's file."""
+    """Write table and, if it `draws`, picture of what is done so far; returns the table's file."""
     entries = [_entry(run, states) for run in runs]
-    drawn = {name: found for name, group in by_row(entries).items() if (found := done(group))}
+    groups = by_row(entries).items() if draws else ()
+    drawn = {name: found for name, group in groups if (found := done(group))}
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         picture = draw_comparison(drawn, study.title, folder / PICTURE).name if drawn else None

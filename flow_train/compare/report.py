@@ -218,12 +218,12 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
     ]
     quality = runs[0].quality
     name, samples, along = quality.name, quality.samples, quality.along
-    what = {"accuracy": "Accuracy is top-1", "perplexity": "Perplexity is of the tokens"}[name]
     notes = {
-        f"{what} on {data_of_tests(runs)}, with the weights of the {along} that was best on the "
-        f"validation {samples}; the next columns are on the validation {samples}, with the weights "
-        f"that the run ended with, and after as many seconds of training as the shortest row took, "
-        "between two validations on the line through them. Parameters are those that are trained, "
+        f"{name.capitalize()} is {quality.said} on {data_of_tests(runs)}, with the weights of the "
+        f"{along} that was best on the validation {samples}; the next columns are on the "
+        f"validation {samples}, with the weights that the run ended with, and after as many "
+        "seconds of training as the shortest row took, between two validations on "
+        "the line through them. Parameters are those that are trained, "
         f"MACs multiply-accumulates of one of the {samples} (GMACs are 10^9). "
         f"{samples.capitalize()}/s are of training steps without validation, the median over the "
         "run's log lines, and in brackets the range of half of the steps: runs whose ranges "

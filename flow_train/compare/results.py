@@ -19,19 +19,20 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Quality:
-    """What runs are judged by: its name in logs and in words, with its unit; what a model is given,
-    what curves are drawn along, and which of two values is better."""
+    """What runs are judged by: its name in logs and in words, which one it is, its unit; what a
+    model is given, what curves are drawn along, and which of two values is better."""
 
     key: str
     name: str
+    said: str
     unit: str
     samples: str
     along: str
     best: Callable[[Sequence[float]], float]
 
 
-ACCURACY = Quality("acc1", "accuracy", " %", "images", "epoch", max)
-PERPLEXITY = Quality("perplexity", "perplexity", "", "tokens", "step", min)
+ACCURACY = Quality("acc1", "accuracy", "top-1", " %", "images", "epoch", max)
+PERPLEXITY = Quality("perplexity", "perplexity", "of the tokens", "", "tokens", "step", min)
 
 
 @dataclass(frozen=True)

@@ -155,9 +155,8 @@ def _hooks(cfg: DictConfig, profile: int | None) -> dict[str, Hook]:
     if profile is not None:
         return {"profile": ProfileSteps(profile, Path(train.output_dir))}
     # Of what `libai_projects.compare` makes its table.
-    hooks: dict[str, Hook] = {"macs_log": MacsLog()}
-    one = keys.ParamsLog(total_params_log=False, non_trainable_params_log=False)
-    hooks["params_log"] = ParamsLog(one)
+    trained = keys.ParamsLog(total_params_log=False, non_trainable_params_log=False)
+    hooks: dict[str, Hook] = {"macs_log": MacsLog(), "params_log": ParamsLog(trained)}
     fraction = try_get_key(cfg, "train.sparse_to_dense.fraction", default=None)
     if fraction is not None:
         hooks["sparse_to_dense"] = SparseToDense(fraction, cfg)

@@ -158,7 +158,7 @@ class LibaiTask(Task):
         return found
 
     def macs_per_unit(self, model: nn.Module, batch: Batch, backend: Backend) -> float:
-        return self._macs() or 0.0
+        return self.macs(model)
 
     def macs(self, model: nn.Module) -> float:
         return self._macs() or 0.0
