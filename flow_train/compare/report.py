@@ -133,6 +133,7 @@ def figures(entries: Sequence[Entry]) -> list[list[str]]:
         f"{name}_after_the_last_{along}": lambda results: results.last,
         f"{name}_after_{least:.0f}_seconds": lambda results: results.at(least),
         f"{name}_before_the_first_step": lambda results: results.initial,
+        "right_tokens": lambda results: results.predicted,
         "parameters": lambda results: results.phases[-1].parameters,
         "gmacs": lambda results: results.phases[-1].gmacs,
         f"{quality.samples}_per_second": lambda results: results.phases[-1].rate,

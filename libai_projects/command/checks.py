@@ -29,7 +29,7 @@ from libai_projects.models import families
 from libai_projects.weights import monarch
 
 # The results that an evaluation gives for each split.
-_RESULTS = ("lm_loss_PPL", "lm_loss", "lm_loss_tokens", "lm_loss_accuracy")
+_RESULTS = ("lm_loss_PPL", "lm_loss", "lm_loss_tokens", "lm_loss_accuracy", "order_accuracy")
 
 
 @dataclass(frozen=True)
