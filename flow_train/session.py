@@ -36,7 +36,6 @@ from flow_train.metrics.curves import draw_curves
 from flow_train.metrics.log import JSONL_NAME, Logger, RunLog
 from flow_train.options import Calendar, Position, TrainerOptions
 from flow_train.rng import seed_all, settled_seed
-from flow_train.sharding import Sharding
 from flow_train.steps.graph import MakeStep, step_maker
 from flow_train.task import ImageTask, Task, TokenTask
 
@@ -64,7 +63,7 @@ class Recipe:
         optimizer: makes it from the model.
         schedule: the learning rate by epoch, or by step where the options say so.
         hooks: by their key, in the order of their calls.
-        sharding: of a model that is cut already, `fully_shard`'s.
+        sharding: what `fully_shard` takes of a model that is, or will be, cut; else None.
         make_step: in place of `optimizer`, a step of one's own: of the model and the position.
     """
 
@@ -76,7 +75,7 @@ class Recipe:
             {"model_checkpoint": {"monitor": "val/loss", "mode": "min"}}
         )
     )
-    sharding: Sharding | None = None
+    sharding: Mapping[str, Any] | None = None
     make_step: MakeStep | None = None
 
 

@@ -141,7 +141,8 @@ TRAINERS = {
             "--gather_dtype bfloat16 --clip_grad_norm 0.1 --weight_decay 0.5",
             ("rows", 2): "--shard_group 1 --prefetch --no_grad_ckpt --no_reshard_after_forward",
             ("whole", 2): "--run_without_fsdp",
-            ("factored", 2): "--mlp_cfg=monarch --attnlinear_cfg=blockdiag --attnproj_cfg=monarch",
+            ("factored", 2): "--mlp_cfg=monarch --attnlinear_cfg=blockdiag --attnproj_cfg=monarch "
+            "--sparse_to_dense=0.5 --num_epochs 2",
             ("resumed", 2): "--resume auto --ckpt_dir {plain} --num_epochs 2",
         },
         apart="fake_data num_classes max_steps shard_on_cpu mark_step_after_forward precision "
@@ -243,7 +244,7 @@ TRAINERS = {
             ("bert", 1): f"--config-file {LIBAI / BERT_CONFIG} train.num_accumulation_steps=2 "
             "train.train_micro_batch_size=2 model.cfg.mlp_cfg=blockdiag "
             "train.sparse_to_dense.fraction=0.5",
-            # The other layouts are golden records, which test_emulated.py has in bfloat16.
+            ("split", 2): "train.dist.tensor_parallel_size=2",
             ("zero", 2): "graph.enabled=true train.num_accumulation_steps=2 "
             "train.train_micro_batch_size=1 "
             "train.zero_optimization.enabled=true train.zero_optimization.stage=2 "

@@ -63,6 +63,8 @@ class Options(Flags):
     "stop after this many steps in all; the schedule is still that of --num_epochs"
     lr: Amount = flag(1e-3, "LR", "learning rate of AdamW")
     weight_decay: Amount = flag(0.1, "W", "weight decay, of every parameter")
+    sparse_to_dense: Fraction | None = flag(None, "X")
+    "make structured layers dense after this share (0 to 1) of the epochs; training goes on"
     clip_grad_norm: float = flag(1.0, "NORM")
     "largest norm of all gradients together; 0 or less: no clipping"
     warmup_steps: Count = flag(10000, "N", "steps in which the learning rate rises from 0")
@@ -134,6 +136,9 @@ class Options(Flags):
                 _ = Shape(**{name: getattr(self, name)}).parameters
             except UserError as error:
                 raise ValueError(f"--{name}: {error}") from error
+        if self.sparse_to_dense is not None and not any(getattr(self, name) for name in LAYERS):
+            keys = ", ".join(f"--{name}" for name in LAYERS)
+            raise ValueError(f"--sparse_to_dense: all layers are dense; give one of {keys}")
         if self.precision not in _PRECISIONS:
             raise ValueError(f"--precision {self.precision}: it is not there; take bfloat16")
         if self.resume_epoch and self.resume:

@@ -9,6 +9,7 @@ r"""Trains a vision transformer of 10 billion parameters, or of any size, cut ov
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
@@ -42,16 +43,19 @@ from flow_train.data.images import (
     require_same_classes,
 )
 from flow_train.data.transforms import IMAGENET, EvalTransform
-from flow_train.hooks import ModelCheckpoint
+from flow_train.hooks import Hook, ModelCheckpoint
 from flow_train.loop import Data, RunIdentity
 from flow_train.metrics.profile import ProfileSteps
 from flow_train.optim import CrossEntropy, Schedule, build_schedule
 from flow_train.options import TrainerOptions
 from flow_train.session import Recipe, Session
-from flow_train.sharding import Sharding, fully_shard, shard_unit
+from flow_train.sharding import fully_shard, shard_unit
 from flow_train.task import ImageTask
+from monarch_flow.engine.sparse_to_dense import SparseToDense
+from monarch_flow.engine.weights import DENSE, phase_of
+from monarch_flow.projection import densify_model
 from vit_10b.model import BLOCK_EPS, LAST_EPS, Shape, ViT
-from vit_10b.options import Options, parse_options, shape_of
+from vit_10b.options import LAYERS, Options, parse_options, shape_of
 from vit_10b.plan import GIB, Plan, largest_models, report, require_memory
 
 logger = logging.getLogger("oneflow_accel")
@@ -80,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
     options, backend, limit = everywhere(lambda: _settled(argv))
     if options.dry_run:
         world = options.num_devices or distributed.world_size()
-        plan = Plan.of(options, shape_of(options), world)
+        plan = Plan.of(options, _largest(options), world)
         if distributed.is_main():
             text = report(plan, limit, told=options.device_memory is not None)
             print(largest_models(plan) if options.largest else text)
@@ -100,8 +104,18 @@ def _settled(argv: Sequence[str]) -> tuple[Options, Backend, float | None]:
     limit = _memory(options, backend)
     if not options.dry_run:
         # The classes of a folder are not known yet; they make no difference that matters.
-        require_memory(Plan.of(options, shape_of(options), distributed.world_size()), limit)
+        require_memory(Plan.of(options, _largest(options), distributed.world_size()), limit)
     return options, backend, limit
+
+
+def _largest(options: Options) -> Shape:
+    """The model as the run ends with it."""
+    shape = shape_of(options)
+    return shape if options.sparse_to_dense is None else _dense(shape)
+
+
+def _dense(shape: Shape) -> Shape:
+    return dataclasses.replace(shape, **dict.fromkeys(LAYERS))
 
 
 def _memory(options: Options, backend: Backend) -> float | None:
@@ -130,29 +144,37 @@ def _train(options: Options, backend: Backend) -> None:
         shape = shape_of(options, len(train.classes))
         if run.resumed is not None:
             require_model(run.resumed, shape.name, shape.num_classes)
-        model, sharding = _build(options, shape, backend, Mesh.of(options.shard_group))
-        if run.resumed is not None and sharding is not None:
-            sharding.load(run.resumed.model)
+        dense = run.resumed is not None and run.resumed.state.get("phase") == DENSE
+        cuts = None if options.run_without_fsdp else _cuts(options)
+        model = _build(options, shape, backend, cuts, dense=dense)
+        if run.resumed is not None and cuts is not None:
+            fully_shard(model).load(run.resumed.model)
         elif run.resumed is not None:
             layouts.load_standard_state_dict(model, dict(run.resumed.model), strict=True)
         loader = partial(_loader, options, seed=run.seed)
         data = Data(loader(train, train=True), loader(val, train=False))
-        _describe(options, shape, model, train, val)
+        _describe(options, _dense(shape) if dense else shape, model, train, val)
         names = train.classes if isinstance(train, ImageFolder) else []
         task = ImageTask(CrossEntropy(), num_classes=shape.num_classes, classes=names)
-        keeping = keys.ModelCheckpoint(
-            save_top_k=0,
-            every_n_epochs=options.ckpt_epoch_interval,
-            every_n_train_steps=options.ckpt_step_interval,
-        )
         recipe = Recipe(
             partial(_optimizer, options),
             _schedule(options, len(data.train)),
             _trainer_options(options, profile),
-            {"profile": profile} if profile else {"model_checkpoint": ModelCheckpoint(keeping)},
-            sharding,
+            {"profile": profile} if profile else _hooks(options),
+            cuts,
         )
         run.fit(model, task, data, recipe)
+
+
+def _hooks(options: Options) -> dict[str, Hook]:
+    keeping = keys.ModelCheckpoint(
+        save_top_k=0,
+        every_n_epochs=options.ckpt_epoch_interval,
+        every_n_train_steps=options.ckpt_step_interval,
+    )
+    share = options.sparse_to_dense
+    first: dict[str, Hook] = {} if share is None else {"sparse_to_dense": SparseToDense(share)}
+    return {**first, "model_checkpoint": ModelCheckpoint(keeping)}
 
 
 def _session(options: Options, backend: Backend, *, keeps: bool) -> Session:
@@ -160,7 +182,7 @@ def _session(options: Options, backend: Backend, *, keeps: bool) -> Session:
     whole = options.run_without_fsdp
     return Session(
         options.ckpt_dir,
-        RunIdentity(shape_of(options).name, given),
+        RunIdentity(shape_of(options).name, given, phase_of),
         AUTO_RESUME if options.resume_epoch else options.resume,
         backend=backend,
         seed=options.seed,
@@ -205,13 +227,10 @@ def _datasets(options: Options) -> tuple[Dataset, Dataset]:
     return train, val
 
 
-def _build(
-    options: Options, shape: Shape, backend: Backend, mesh: Mesh
-) -> tuple[ViT, Sharding | None]:
-    """The model on the device; no process holds more than one whole block at a time, unless all
-    are to have the whole model."""
-    settings: dict[str, Any] = {
-        "mesh": mesh,
+def _cuts(options: Options) -> dict[str, Any]:
+    """What `fully_shard` takes."""
+    return {
+        "mesh": Mesh.of(options.shard_group),
         "reshard_after_forward": options.reshard_after_forward,
         "recompute": options.grad_ckpt,
         "flatten": options.flatten_parameters,
@@ -220,9 +239,18 @@ def _build(
         "prefetch": options.prefetch,
     }
 
+
+def _build(
+    options: Options, shape: Shape, backend: Backend, cuts: dict[str, Any] | None, *, dense: bool
+) -> ViT:
+    """The model on the device, its structured layers made dense where it is a `dense` one; no
+    process holds more than one whole block at a time, unless there are no `cuts`."""
+
     def made(name: str, block: nn.Module) -> None:
-        if not options.run_without_fsdp:
-            shard_unit(name, block, **settings)
+        if dense:
+            densify_model(block)
+        if cuts is not None:
+            shard_unit(name, block, **cuts)
         block.to(backend.device())
         logger.info("built ViT block %s", name.rpartition(".")[2])
 
@@ -232,13 +260,12 @@ def _build(
         timm_init=options.init == "timm",
         made=made,
     )
-    if options.run_without_fsdp:
-        return model.to(backend.device()), None
-    sharding = fully_shard(model, **settings)
+    if cuts is not None:
+        fully_shard(model, **cuts)
     model.to(backend.device())
     # What the whole blocks took.
     backend.empty_cache()
-    return model, sharding
+    return model
 
 
 def _optimizer(options: Options, model: nn.Module) -> flow.optim.Optimizer:

@@ -50,7 +50,8 @@ def fully_shard(
     Every process must have the same values; tensors may be global if each process has them whole,
     as LiBai's are where there is data parallelism only. Modules keep their classes and names, and
     `model.parameters()` are the shards from here on, one-dimensional; make the optimizer now.
-    Calling the model gathers what it needs; under `no_grad` that is all that happens.
+    Calling the model gathers what it needs; under `no_grad` that is all that happens. One that has
+    been cut stays as it is.
 
     Args:
         is_unit: says by name and module what is a unit; a unit may hold others. None: `blocks`. One
@@ -58,6 +59,9 @@ def fully_shard(
         mesh: the processes; None for one group of all.
         options: those of `ShardingOptions`.
     """
+    if isinstance(model.forward, RootForward):
+        root = model.forward.unit
+        return Sharding([*root.inner, root], root.mesh)
     mesh, is_unit = mesh or Mesh.of(), is_unit or blocks(model)
     modules = {name: m for name, m in model.named_modules() if name and is_unit(name, m)}
     # The inner ones first, so that an outer one does not take their tensors.
@@ -145,6 +149,18 @@ class Sharding:
         was cut, one shard at a time; a collective call."""
         for shard in self.shards:
             yield from self._named(shard, shard.piece.detach())
+
+    def whole(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Whole arrays by KEY/TENSOR, of this process's pieces by KEY/SHARD, whatever KEY is there;
+        a collective call."""
+        found: dict[str, np.ndarray] = {}
+        for key in dict.fromkeys(name.partition("/")[0] for name in arrays):
+            for shard in self.shards:
+                piece = arrays.get(f"{key}/{shard.name}")
+                if piece is not None:
+                    own = flow.tensor(piece, device=shard.parameter.device)
+                    found |= {f"{key}/{n}": each.numpy() for n, each in self._named(shard, own)}
+        return found
 
     def named_gradients(self) -> Iterator[tuple[str, flow.Tensor]]:
         """The same of the gradients, in the same order, of the tensors that have one."""

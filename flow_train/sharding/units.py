@@ -207,6 +207,16 @@ class Unit:
         own.copy_(piece)
         return own
 
+    def put_together(self) -> None:
+        """Give the module its whole tensors and its own forward method again; a collective call."""
+        for shard in self.shards:
+            wholes = shard.tensors(self.mesh.gather(shard.piece.detach()))
+            trains = shard.parameter.requires_grad
+            for place, whole in zip(shard.places, wholes, strict=True):
+                place.shard(nn.Parameter(whole.clone(), requires_grad=trains))
+        self.module._parameters.pop(FLAT, None)
+        del self.module.forward
+
     @contextlib.contextmanager
     def unsharded(self, tensors: Sequence[flow.Tensor]) -> Iterator[None]:
         """Inside, the module has these whole tensors in the place of its shards."""

@@ -34,7 +34,7 @@ from flow_train.checkpoint.optimizer_state import (
     state_keys,
 )
 from flow_train.options import Calendar, Position, TrainerOptions
-from flow_train.sharding import Sharding, sharding_options
+from flow_train.sharding import sharding_options
 from flow_train.steps.eager import (
     EagerStep,
     StepFigures,
@@ -429,13 +429,13 @@ def step_maker(
     make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
     task: Task,
     batch_size: int,
-    sharding: Sharding | None = None,
+    sharding: Mapping[str, Any] | None = None,
 ) -> MakeStep:
     """How to train a model from a position on, as `options` say: eagerly or under nn.Graph, which
     is compiled with the calendar's learning rates, or cut over the processes. `batch_size` samples
-    of a process go through the model at once; `sharding` is of a model that is cut already. The
-    function that this gives raises UserError where
-    the device cannot do what is asked for."""
+    of a process go through the model at once; `sharding` is what `fully_shard` takes, where the
+    options do not say it. The function that this gives raises UserError where the device cannot do
+    what is asked for."""
     settings: dict[str, Any] = {"clip": options.clip, "precision": options.precision}
     settings["part_size"] = batch_size
 

@@ -13,7 +13,7 @@ import oneflow as flow
 from oneflow import nn
 
 from flow_train.checkpoint.shards import OwnPieces, ShardLayout
-from flow_train.sharding import Sharding, fully_shard
+from flow_train.sharding import fully_shard
 from flow_train.steps.eager import EagerStep
 from flow_train.task import Task
 
@@ -35,12 +35,10 @@ class ShardedStep(EagerStep):
         make_optimizer: Callable[[nn.Module], flow.optim.Optimizer],
         task: Task,
         *,
-        sharding: Sharding | Mapping[str, Any],
+        sharding: Mapping[str, Any],
         **settings: Any,
     ) -> None:
-        if not isinstance(sharding, Sharding):
-            sharding = fully_shard(model, **sharding)
-        self.sharding = sharding
+        self.sharding = fully_shard(model, **sharding)
         super().__init__(model, backend, make_optimizer(model), task, forward=model, **settings)
         if self._scaler is not None:
             # Processes would not agree on which steps to leave out.

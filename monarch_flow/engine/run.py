@@ -179,11 +179,6 @@ def _hooks(
             f"train.sparse_to_dense.fraction={share:g}: the model has no structured "
             "layer to become dense; choose one with model.mlp_cfg, or leave the fraction out"
         )
-    if options.fsdp is not None:
-        raise UserError(
-            f"trainer.fsdp={options.fsdp}: layers become dense only where each process has them "
-            "whole; leave trainer.fsdp or train.sparse_to_dense.fraction out"
-        )
     # The first: the others begin an epoch with the model that it leaves.
     return {SWITCH: SparseToDense(share), **hooks}
 

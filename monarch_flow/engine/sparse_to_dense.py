@@ -16,13 +16,23 @@ from typing import Any
 from oneflow_accel import layouts
 from oneflow_accel.errors import UserError
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from flow_train.checkpoint.shards import OwnPieces
 from flow_train.hooks import Hook, Run
 from flow_train.options import Calendar
+from flow_train.sharding import Sharding, fully_shard, shard_unit
+from flow_train.sharding.units import unit_of
 from flow_train.steps.graph import copy_model
-from monarch_flow.projection import densify_model, densify_training_state, structured_layers
+from flow_train.steps.sharding import ShardedStep
+from monarch_flow.projection import (
+    LayerSpec,
+    densify_model,
+    densify_training_state,
+    structured_layers,
+)
 
 # Two orders of summation in float32 differ by less.
 TOLERANCE = 1e-5
@@ -56,8 +66,8 @@ class SparseToDense(Hook):
         epoch, epochs = self.epoch(trainer.calendar), trainer.calendar.epochs
         if epochs is not None and epoch >= epochs:
             return (
-                f"in {epochs} epochs they never become dense: give more trainer.max_epochs, or a "
-                "smaller train.sparse_to_dense.fraction"
+                f"in {epochs} epochs they never become dense: give more epochs, or a smaller "
+                "fraction of sparse to dense"
             )
         return f"dense from epoch {epoch} on"
 
@@ -74,28 +84,60 @@ def share_of(fraction: float, count: int) -> int:
     return math.ceil(round(fraction * count, 6))
 
 
-def switch(trainer: Run, layers: Mapping[str, nn.Module]) -> None:
+def switch(trainer: Run, layers: Mapping[str, LayerSpec]) -> None:
     """Make these layers of the model dense; a collective call."""
-    batch = next(iter(trainer.data.val))
-    before = _losses(trainer, batch)
-    arrays = trainer.train_step.optimizer_arrays()
+    batch, old = next(iter(trainer.data.val)), trainer.train_step
+    before, state = _losses(trainer, batch), old.state()
+    arrays = old.optimizer_arrays()
     for hook in trainer.hooks.values():
         arrays |= hook.arrays()
-    weights = {
-        name: value.numpy() for name, value in layouts.standard_state_dict(trainer.model).items()
-    }
-    state = densify_training_state(weights, arrays, layers)
-    # A local copy, as the hooks of DistributedDataParallel stay with the old parameters.
-    model = copy_model(trainer.train_step.evaluated_model())
-    densify_model(model)
-    step_state = trainer.train_step.state()
-    trainer.use_model(model)
-    trainer.train_step.load_optimizer(state.optimizer, trainer.position.step)
-    trainer.train_step.load_state(step_state)
+    if isinstance(old, ShardedStep):
+        arrays = _densify_units(old.sharding, arrays)
+        trainer.use_model(trainer.model)
+    else:
+        tensors = layouts.standard_state_dict(trainer.model)
+        weights = {name: value.numpy() for name, value in tensors.items()}
+        arrays = densify_training_state(weights, arrays, layers).optimizer
+        # A local copy, as the hooks of DistributedDataParallel stay with the old parameters.
+        model = copy_model(old.evaluated_model())
+        densify_model(model)
+        trainer.use_model(model)
+    trainer.train_step.load_optimizer(arrays, trainer.position.step)
+    trainer.train_step.load_state(state)
     for hook in trainer.hooks.values():
-        hook.on_model_replaced(trainer, state.optimizer)
+        hook.on_model_replaced(trainer, arrays)
     after = _losses(trainer, batch)
     tell(trainer, f"epoch {trainer.position.epoch}", len(layers), before, after)
+
+
+def _densify_units(sharding: Sharding, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Make the structured layers of a cut model dense, one unit after the other, so that no process
+    holds more than one of them whole. Takes and returns what this process keeps of the optimizer's
+    arrays, by KEY/SHARD; a collective call."""
+    *units, root = sharding.units
+    known, named = sharding.layout.groups, {unit.name for unit in units}
+    pieces = {name: arrays[name] for name in arrays if name.partition("/")[2] not in known}
+    for unit in [*(u for u in units if not any(u in other.inner for other in units)), root]:
+        prefix = f"{unit.name}." if unit.name else ""
+        parts = Sharding([unit] if unit is root else [*unit.inner, unit], unit.mesh)
+        weights = {name: value.numpy() for name, value in parts.named_weights()}
+        weights |= {prefix + name: value.numpy() for name, value in unit.module.named_buffers()}
+        # Of the root what no unit has had.
+        layers = {prefix + name: spec for name, spec in structured_layers(unit.module).items()}
+        dense = densify_training_state(weights, parts.whole(arrays), layers).optimizer
+        for part in parts.units:
+            part.put_together()
+        densify_model(unit.module)
+        cuts = {"mesh": unit.mesh, **vars(unit.options)}
+        if unit is root:
+            new = fully_shard(unit.module, lambda name, _: name in named, **cuts)
+        else:
+            shard_unit(unit.name, unit.module, **cuts)
+            again = unit_of(unit.module)
+            assert again is not None
+            new = Sharding([*again.inner, again], unit.mesh)
+        pieces |= OwnPieces(dense, new.layout)
+    return pieces
 
 
 def tell(

@@ -130,13 +130,6 @@ SHORT_VIT_10B = (
     "--image_size 32 --patch_size 8 --embed_dim 32 --num_heads 2 --num_blocks 1 --num_workers 0 "
     "--batch_size 4 --num_epochs 1 --warmup_steps 1"
 )
-CONSOLIDATE_SPARSE = (
-    "python -m vit_10b.consolidate --ckpt_prefix DIR/checkpoints/step-00001251 "
-    "--save_path sparse.safetensors"
-)
-SPARSE = {"sparse.safetensors": "{runs}/sparse.safetensors"}
-DENSE = {"dense.safetensors": "{runs}/dense_vit.safetensors"}
-DENSIFY = "python -m monarch_flow.convert densify sparse.safetensors dense.safetensors --join-qkv"
 TRAIN_RESNET = "python3 main.py -a resnet50 --channels-last DIR"
 
 CI = NotRun("CI runs it: it is this suite, or what goes before it")
@@ -307,14 +300,6 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     "python3 vit_10b/run_vit_training.py --dry_run --num_devices 128 --mlp_cfg monarch": Run(
         expect="5,464,182,760"
     ),
-    CONSOLIDATE_SPARSE: Run(
-        replace={**SPARSE, "DIR/checkpoints/step-00001251": "{runs}/s/checkpoints/step-00000005"},
-        after=("train a structured vit_10b",),
-        expect="written",
-    ),
-    DENSIFY: Run(replace=SPARSE | DENSE, after=(CONSOLIDATE_SPARSE,), expect="monarch"),
-    "python -m vit_10b.consolidate --split dense.safetensors --processes 8 "
-    "--save_path DENSE": ALIKE,
     # MagicPrompt
     "export MAGICPROMPT_VOCAB=/path/to/vocab.json MAGICPROMPT_MERGES=/path/to/merges.txt": Run(),
     "python tools/train_net.py projects/MagicPrompt/configs/gpt2_small_cpu.py --dummy "
@@ -586,12 +571,6 @@ EXTRA: dict[str, tuple[str, Run]] = {
         "python -m monarch_flow.train experiment=flowers5/vitae-tiny-monarch "
         "datamodule.data_dir=DIR",
         Run(f"{ONE_STEP} run_dir=runs/flowers5-vitae-tiny-monarch", replace=PHOTOS),
-    ),
-    "train a structured vit_10b": (
-        TRAIN_VIT_10B,
-        Run(
-            f"{SHORT_VIT_10B} --attnlinear_cfg monarch --ckpt_dir {{runs}}/s", replace=TWO | PHOTOS
-        ),
     ),
 }
 

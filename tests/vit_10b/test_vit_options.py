@@ -215,6 +215,7 @@ MISTAKES = {
     "--attnproj_cfg: there are dense, Monarch and block-diagonal layers": [
         *("--attnproj_cfg", "low_rank")
     ],
+    "--sparse_to_dense: all layers are dense; give one of": ["--sparse_to_dense", "0.5"],
     "--precision float16: it is not there; take bfloat16": ["--precision", "float16"],
     "--run_without_fsdp cuts nothing: leave --prefetch out": ["--run_without_fsdp", "--prefetch"],
     "--resume_epoch and --resume": ["--resume", "auto", "--resume_epoch", "1"],

@@ -30,18 +30,22 @@ from vit_10b.plan import Plan
 
 # 13 million parameters: 0.2 GB, and the process half as much again.
 WIDER = ("--embed_dim", "512", "--num_blocks", "4", "--ckpt_step_interval", "1", "--max_steps", "3")
-STEPS = ("--max_steps", "10")
+STEPS, BOTH = ("--max_steps", "10"), ("before", "after")
 DROPOUT = ("--pos_dropout", "0.1", "--att_dropout", "0.2", "--mlp_dropout", "0.3")
 BLOCKDIAG = "{_target_: blockdiag, nblocks: 5}"
 STRUCTURED = ("--mlp_cfg", "{_target_: monarch, nblocks: 3}", "--attnlinear_cfg", BLOCKDIAG)
 STRUCTURED += ("--attnproj_cfg", "{_target_: monarch, nblocks: 2}")
-# The 4-process runs that all "resumed" ones go on from are at step 6.
+# Dense from the second epoch on, which begins after step 8.
+SWITCHED = (*STRUCTURED, "--sparse_to_dense", "0.5")
+# The 4-process runs that all "resumed" ones go on from are at step 6, or 9.
 GO_ON = ("--resume", "auto", "--reshard")
 MODES: dict[int, dict[str, tuple[str, ...]]] = {
     4: {
         "groups": ("--shard_group", "2"),
         "begun": ("--max_steps", "6"),
         "structured begun": (*STRUCTURED, "--max_steps", "6"),
+        "switched begun": (*SWITCHED, "--max_steps", "6"),
+        "switched, begun later": (*SWITCHED, "--max_steps", "9"),
     },
     # Each option once. 3 divides neither channels nor classes.
     3: {
@@ -54,15 +58,22 @@ MODES: dict[int, dict[str, tuple[str, ...]]] = {
         "profile": ("--profile", "1"),
         "structured resumed": (*STRUCTURED, *GO_ON),
         "structured flat": (*STRUCTURED, "--flatten_parameters", "--no_grad_ckpt", "--prefetch"),
+        "switched resumed": (*SWITCHED, *GO_ON),
+        "switched flat": (*SWITCHED, "--flatten_parameters", "--prefetch"),
+        "switched, no-recomputation": (*SWITCHED, "--no_grad_ckpt"),
     },
     1: {
         "whole": ("--run_without_fsdp",),
         "resumed": GO_ON,
         "structured whole": (*STRUCTURED, "--run_without_fsdp"),
+        "switched whole": (*SWITCHED, "--run_without_fsdp"),
+        "switched, resumed later": (*SWITCHED, *GO_ON),
     },
 }
 COMPARED = ("4/groups", "3/resumed", "3/weights-kept", "3/flat", "3/ahead-no-recomputation")
 COMPARED += ("1/resumed", "3/structured resumed", "3/structured flat")
+COMPARED += ("3/switched resumed", "3/switched flat", "3/switched, no-recomputation")
+COMPARED += ("1/switched, resumed later",)
 # A fixture starts all modes.
 pytestmark = pytest.mark.timeout(600)
 
@@ -97,7 +108,8 @@ def runs(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("mode", COMPARED)
 def test_every_mode_trains_as_the_whole_model(runs: Path, mode: str) -> None:
     """Those that are resumed on another number of processes too."""
-    whole = runs / ("1/structured whole" if "structured" in mode else "1/whole")
+    layers = [kind for kind in ("structured ", "switched ") if kind.strip() in mode]
+    whole = runs / f"1/{''.join(layers)}whole"
     assert min(values(whole, "grad_norm")) > 0.5, "the norm was never clipped"
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(values(runs / mode, name), values(whole, name), rtol=1e-6)
@@ -105,6 +117,10 @@ def test_every_mode_trains_as_the_whole_model(runs: Path, mode: str) -> None:
         values(runs / mode, "loss", "val"), values(whole, "loss", "val"), rtol=1e-6
     )
     assert largest_gap(weights(runs / mode), weights(whole)) < 1e-5
+    if "switched" in mode:
+        before, after = (values(runs / mode, f"loss_{when}", "switch") for when in BOTH)
+        assert before == pytest.approx(after, rel=1e-6)
+        assert len(before) == 1
 
 
 def test_dropout_draws_the_same_masks_again(runs: Path) -> None:
@@ -115,7 +131,7 @@ def test_dropout_draws_the_same_masks_again(runs: Path) -> None:
 def test_a_structured_checkpoint_becomes_a_dense_one_of_the_same_function(
     runs: Path, tmp_path: Path
 ) -> None:
-    """By the commands of the README; another number of processes goes on from it."""
+    """By three commands; another number of processes goes on from it."""
     whole, dense = tmp_path / "whole.safetensors", tmp_path / "dense.safetensors"
     given = runs / "4/structured begun/checkpoints/step-00000006"
     assert consolidate.main(["--ckpt_prefix", str(given), "--save_path", str(whole)]) == 0

@@ -48,6 +48,10 @@ def runs(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noq
     for mode in ("null", "full_shard", "hybrid_shard"):
         lines.append((*line, f"trainer.fsdp={mode}", f"run_dir={folder / mode}"))
     lines.append((*line, "trainer.graph=true", f"run_dir={folder / 'graph'}"))
+    line += ("trainer.max_epochs=2", "trainer.limit_train_batches=2", "callbacks.ema.decay=0.5")
+    line += ("train.sparse_to_dense.fraction=0.5",)
+    for mode in ("null", "shard_grad_op"):
+        lines.append((*line, f"trainer.fsdp={mode}", f"run_dir={folder / f'switched-{mode}'}"))
     result = run_distributed(several_runs(lines), 2, timeout=240)
     assert result.returncode == 0, result.stdout[-5000:]
     return folder
@@ -104,6 +108,17 @@ def test_a_monarch_vit(runs: Path) -> None:
     assert [each for each in counted if "params_total" in each] == [
         each for each in plain if "params_total" in each
     ]
+
+
+def test_layers_that_become_dense(runs: Path) -> None:
+    """And the moving average, by which is validated."""
+    ours, theirs = (runs / f"switched-{mode}" for mode in ("shard_grad_op", "null"))
+    names = ("loss_before", "loss_after", "average_loss_before", "average_loss_after")
+    for split, name in [("train", "loss"), ("val", "loss"), *(("switch", name) for name in names)]:
+        found, expected = (list(values(each, split, name).values()) for each in (ours, theirs))
+        assert found == pytest.approx(expected, rel=1e-5), name
+    before, after = (values(ours, "switch", f"average_loss_{when}") for when in ("before", "after"))
+    assert after == pytest.approx(before, rel=1e-5)
 
 
 @pytest.mark.parametrize("other", ["--graph", "--channels-last"])
