@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -27,6 +28,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Minutes each, so they begin first: at its end a lane would wait for the other one.
 LONG = (
     "tests/readmes/test_readmes.py",
+    "tests/libai_projects/test_parallel_layouts.py",
+    "tests/oneflow_accel/emulated/test_emulated.py",
     "tests/resnet50_imagenet/test_resume.py",
     "tests/resnet50_imagenet/test_runs.py",
     "tests/test_bfloat16_options.py",
@@ -37,6 +40,11 @@ LONG = (
     "tests/vit_10b/test_vit_training.py",
     "tests/test_separate_disks.py",
 )
+
+
+def pytest_collection_finish() -> None:
+    """What stays to the end is no longer looked through for what is not needed any more."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
