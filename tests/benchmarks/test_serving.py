@@ -43,13 +43,15 @@ class Completions(BaseHTTPRequestHandler):
         for left in reversed(range(asked["max_tokens"])):
             time.sleep(0.6 if way == "slow" else 0.02)
             reason = None if left or way == "broken" else "length"
+            if not left:
+                # Before the client knows, which asks anew at once.
+                with cls.lock:
+                    cls.now -= 1
             self._say({"choices": [{"index": 0, "text": "x", "finish_reason": reason}]})
         if way == "error":
             self._say({"error": {"message": "out of memory"}})
         if way == "counted":
             self._say({"choices": [], "usage": {"completion_tokens": 7}})
-        with cls.lock:
-            cls.now -= 1
 
     def _begin(self, status: int, kind: str) -> None:
         self.send_response(status)
