@@ -120,13 +120,13 @@ def _densify_units(sharding: Sharding, arrays: Mapping[str, np.ndarray]) -> dict
     for unit in [*(u for u in units if not any(u in other.inner for other in units)), root]:
         prefix = f"{unit.name}." if unit.name else ""
         parts = Sharding([unit] if unit is root else [*unit.inner, unit], unit.mesh)
-        weights = {name: value.numpy() for name, value in parts.named_weights()}
-        weights |= {prefix + name: value.numpy() for name, value in unit.module.named_buffers()}
+        for part in parts.units:
+            part.put_together()
+        tensors = unit.module.state_dict()
+        weights = {prefix + name: value.numpy() for name, value in tensors.items()}
         # Of the root what no unit has had.
         layers = {prefix + name: spec for name, spec in structured_layers(unit.module).items()}
         dense = densify_training_state(weights, parts.whole(arrays), layers).optimizer
-        for part in parts.units:
-            part.put_together()
         densify_model(unit.module)
         cuts = {"mesh": unit.mesh, **vars(unit.options)}
         if unit is root:
