@@ -17,8 +17,6 @@ from pathlib import Path
 from oneflow_accel import command
 from oneflow_accel.errors import UserError
 
-from omegaconf import OmegaConf
-
 from flow_train.cli import Parser
 from flow_train.compare import process
 from flow_train.compare.loop import Train, compare
@@ -75,8 +73,7 @@ def _plan(study: Study, changes: Sequence[str], folder: Path) -> list[PlannedRun
             raise UserError(f"{row.name}: {error}") from error
         arguments = (row.experiment, *texts, f"train.output_dir={own}", "--resume")
         device = cfg.train.dist.get("device_type")
-        where = OmegaConf.create({"run_dir": str(own), "trainer": {"accelerator": device}})
-        runs.append(PlannedRun(row, arguments, where, None, seed))
+        runs.append(PlannedRun(row, arguments, own, device, seed=seed))
     return runs
 
 

@@ -82,7 +82,7 @@ def compare(
 
 
 def _device(run: PlannedRun) -> str:
-    name = resolve(run.cfg.trainer.accelerator).backend.properties().name
+    name = resolve(run.device).backend.properties().name
     return f"{name}, {machine.cores()} CPU cores"
 
 

@@ -81,22 +81,19 @@ class Study(Group):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study: the program's arguments, the configuration they compose to, the run
+    """One run of a study: the program's arguments, its folder, the device that it asks for, the run
     whose weights it starts with, and which of the study's seeds it has."""
 
     row: Row
     arguments: tuple[str, ...]
-    cfg: DictConfig
+    folder: Path
+    device: str | None = None
     source: PlannedRun | None = None
     seed: int | None = None
 
     @property
     def name(self) -> str:
         return run_name(self.row.name, self.seed)
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.cfg.run_dir)
 
     @property
     def finished(self) -> dict[str, Any]:
@@ -147,8 +144,6 @@ class Studies:
             try:
                 source = runs.get((row.init_from, seed))
                 run = self._planned(study, row, source, seed, overrides, config_dir)
-                self.check(run.cfg)
-                _check_begun(run)
             except UserError as error:
                 raise UserError(f"{row.name}: {error}") from error
             runs[row.name, seed] = run
@@ -195,7 +190,10 @@ class Studies:
             texts.append("callbacks.initial_validation={}")
         flags = [] if config_dir is None else ["--config-dir", config_dir]
         cfg = self.composer.compose(texts, config_dir)
-        return PlannedRun(row, (*flags, *texts), cfg, source, seed)
+        self.check(cfg)
+        folder = Path(cfg.run_dir)
+        _check_begun(cfg, folder)
+        return PlannedRun(row, (*flags, *texts), folder, cfg.trainer.accelerator, source, seed)
 
 
 def run_name(row: str, seed: int | None) -> str:
@@ -244,14 +242,14 @@ def _merged(example: str, *texts: str) -> dict[str, str]:
     return merged
 
 
-def _check_begun(run: PlannedRun) -> None:
+def _check_begun(cfg: DictConfig, folder: Path) -> None:
     """A run that goes on, or that is not repeated, must be the one that is asked for."""
-    saved = load_config(run.folder)
+    saved = load_config(folder)
     if saved is None:
         return
     changed = [
         f"{key} is {new}, and {old} there"
-        for key, old, new in config_differences(run.cfg, run.folder)
+        for key, old, new in config_differences(cfg, folder)
         # A key that the old configuration lacks is newer than the run, and changes nothing by
         # itself.
         if OmegaConf.select(saved, key, default=_ABSENT) is not _ABSENT
@@ -260,7 +258,7 @@ def _check_begun(run: PlannedRun) -> None:
     ]
     if changed:
         raise UserError(
-            f"{run.folder} holds a run with other values: {'; '.join(changed)}. Remove that "
+            f"{folder} holds a run with other values: {'; '.join(changed)}. Remove that "
             "folder, or choose another one with work_dir=DIR"
         )
 

@@ -175,7 +175,8 @@ def test_each_row_runs_with_each_seed(arguments, tmp_path):
     assert compare.main([study, "seeds=3,4", *arguments], runs) == 0
     assert runs.started == ["a-seed3", "a-seed4", "b-seed3", "b-seed4"]
     (last,) = STUDIES.plan(STUDIES.read(study), arguments[:1])[1:]
-    assert (last.cfg.seed, Path(last.cfg.train.init_from.path).name) == (5, "a-seed5")
+    cfg = compose(list(last.arguments))
+    assert (cfg.seed, Path(cfg.train.init_from.path).name) == (5, "a-seed5")
     folder = tmp_path / "runs/studies/mine"
     table = list(csv.reader((folder / "comparison.csv").open()))
     assert [line[:3] for line in table[1:]] == [
@@ -241,11 +242,12 @@ def test_a_study_is_planned_before_it_runs(digits):
     study = "flowers5-vitae"
     runs = STUDIES.plan(STUDIES.read(study), [f"datamodule.data_dir={digits}"])
     assert [run.row.name for run in runs] == [name for name in ROWS if name != "block-diagonal"]
-    for run in runs:
-        assert run.cfg.resume == "auto"
-        assert run.cfg.name == f"{study}-{run.row.name}"
+    cfgs = [compose(list(run.arguments)) for run in runs]
+    for run, cfg in zip(runs, cfgs, strict=True):
+        assert cfg.resume == "auto"
+        assert cfg.name == f"{study}-{run.row.name}"
         assert run.folder == Path("runs/studies") / study / run.row.name
-    dense, monarch, sparse_to_dense, projected = (run.cfg for run in runs)
+    dense, monarch, sparse_to_dense, projected = cfgs
     assert [cfg.model.mlp_cfg is None for cfg in (dense, monarch)] == [True, False]
     assert {cfg.model.name for cfg in (dense, monarch, sparse_to_dense, projected)} == {
         dense.model.name

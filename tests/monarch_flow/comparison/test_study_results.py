@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from omegaconf import OmegaConf
 from PIL import Image
 
 from flow_train.compare import report
@@ -79,8 +79,8 @@ def entries(tmp_path):
     found = []
     for name in (*logs, "broken"):
         row = Row(name=name, experiment="mnist/vit")
-        cfg = OmegaConf.create({"run_dir": str(tmp_path / name)})
-        run = PlannedRun(row, ("experiment=mnist/vit", "run_dir=${work_dir}/x"), cfg)
+        words = ("experiment=mnist/vit", "run_dir=${work_dir}/x")
+        run = PlannedRun(row, words, tmp_path / name)
         if name in logs:
             found.append(Entry(run, "done", read_results(logs[name]), "a machine, today"))
         else:
@@ -154,7 +154,7 @@ def test_small_models_have_figures_that_can_be_read(tmp_path, gmacs):
     """10^6 MACs where 10^9 would be 0.007669, in the table and in the picture."""
     log = write_log(tmp_path / "a", [50], tested=50, on_validation=True, gmacs=gmacs)
     row = Row(name="a", experiment="mnist/vit")
-    run = PlannedRun(row, ("experiment=mnist/vit",), OmegaConf.create({"run_dir": str(tmp_path)}))
+    run = PlannedRun(row, ("experiment=mnist/vit",), tmp_path)
     results = read_results(log)
     study = Study(name="ours", title="One", rows=[row])
     page = format_page(study, [Entry(run, "done", results, "here")], None, "monarch_flow.train")
@@ -233,10 +233,10 @@ def test_rows_of_several_seeds(tmp_path):
     for name, accuracies in tested.items():
         row = Row(name=name, experiment="mnist/vit")
         for seed, accuracy in enumerate(accuracies):
-            run = PlannedRun(row, (), OmegaConf.create({"run_dir": "x"}), seed=seed)
+            run = PlannedRun(row, (), Path("x"), seed=seed)
             log = write_log(tmp_path / run.name, [50 + seed, accuracy], tested=accuracy)
             entries.append(Entry(run, "done", read_results(log), "here"))
-    failed = PlannedRun(row, (), OmegaConf.create({"run_dir": "x"}), seed=2)
+    failed = PlannedRun(row, (), Path("x"), seed=2)
     entries.append(Entry(failed, "failed: exit code 2"))
     said = {
         name: f"{np.mean(accuracies):.2f} ± {np.std(accuracies, ddof=1):.2f} %"
