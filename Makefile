@@ -41,11 +41,15 @@ EMULATED := tests/monarch_flow/engine/test_graph_steps.py \
             tests/libai_projects/llama/test_llama_parity.py tests/libai_projects/pipeline/test_stages.py \
             tests/libai_projects/pipeline/test_generate_api.py
 
-.PHONY: help setup plugin demo check test test-emulated lint bench bench-compare llama clean
+LANES := -n 3 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help setup plugin demo check test test-emulated test-release lint bench bench-compare \
+        llama clean
 help:
 	@echo "make demo    train a small ResNet on real images, about 2 minutes"
 	@echo "make check   lint and the tests that find most mistakes, 3 minutes: before each commit"
-	@echo "make test    the whole test suite"
+	@echo "make test    the test suite, 25 minutes"
+	@echo "make test-release  what it leaves out, 15 minutes: before a release"
 	@echo "make test-emulated  its tests of models and trainers on the emulated device"
 	@echo "make lint    ruff, mypy, codespell, sizes, device names"
 	@echo "make bench   speed against PyTorch; the table goes to benchmarks/results (ARGS=--help)"
@@ -100,14 +104,18 @@ demo: $(VENV)/.package
 check: lint
 	@$(BIN)/python -m pytest -q $(CHECKED) $(ARGS)
 
-# All tests, in three lanes of whole files also on two cores: many wait for processes to start or end.
+# Three lanes of whole files also on two cores: many wait for processes to start or end. What
+# takes long and other tests have in parts is apart: options together, and commands that measure.
 test: plugin
-	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(LANES) -m "not release")
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-emulated)
+
+test-release: plugin
+	@$(BIN)/python -m pytest $(LANES) -m release $(ARGS)
 
 test-emulated: plugin
 	@ONEFLOW_ACCEL_DEVICE=emulated $(BIN)/python -m pytest -q \
-	  $(if $(ARGS),$(ARGS),-n 3 --dist loadfile $(EMULATED))
+	  $(if $(ARGS),$(ARGS),$(LANES) -m "not release" $(EMULATED))
 
 # mypy takes as long as all else, which goes on beside it.
 lint: $(VENV)/.lint plugin

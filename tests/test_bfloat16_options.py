@@ -317,6 +317,7 @@ def losses(out: Path) -> dict[tuple[str, int], float]:
     }
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", TRAINERS)
 def test_options_in_bfloat16(name, images, tmp_path, monkeypatch):
     monkeypatch.setenv(settings.EMULATE_BFLOAT16.name, "1")

@@ -221,6 +221,7 @@ def folder(tmp_path: Path, shapes: Path, prompts: dict[str, str]) -> Path:  # no
     return tmp_path
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("names", [("main", "monarch", "vit"), ("libai", "llama")], ids="-".join)
 def test_all_go_on_from_one_checkpoint_or_none_does(
     folder: Path,

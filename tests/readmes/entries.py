@@ -155,6 +155,7 @@ COMMANDS: dict[str, Run | Dry | Help | NotRun] = {
     ),
     "make check": CI,
     "make test": CI,
+    "make test-release": Dry(),
     "make lint": CI,
     "make lint && make test": CI,
     ".ci/run": CI,

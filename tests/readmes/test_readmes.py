@@ -155,7 +155,12 @@ def test_every_command_has_an_entry(
 
 @pytest.mark.parametrize(
     "command",
-    [name for name, entry in COMMANDS.items() if isinstance(entry, Run)],
+    [
+        # What measures takes long.
+        pytest.param(name, marks=pytest.mark.release if "-m benchmarks." in name else ())
+        for name, entry in COMMANDS.items()
+        if isinstance(entry, Run)
+    ],
     # Of longer ones pytest leaves a number.
     ids=lambda command: command[:95],
 )

@@ -27,6 +27,7 @@ def one_process(shapes, run_main, tmp_path_factory) -> dict[int, float]:
     return losses(out)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_machines_train_one_model_and_end_together(shapes, one_process, tmp_path, kind):
     outs = [tmp_path / "0", tmp_path / "1"]

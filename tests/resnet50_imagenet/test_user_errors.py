@@ -14,11 +14,7 @@ from flow_train.checkpoint.folders import read_checkpoint
 from resnet50_imagenet import main
 from resnet50_imagenet.models import _head, create_model
 from resnet50_imagenet.options import parse_options
-from tests.resnet50_imagenet import conftest
-from tests.resnet50_imagenet.conftest import losses
-
-# The names and shapes here are a ResNet's.
-SMALL = (*conftest.SMALL, "-a", "resnet18")
+from tests.resnet50_imagenet.conftest import SMALL, losses
 
 
 def refused(run_main, *args, **kwargs) -> str:
@@ -117,11 +113,11 @@ def test_evaluation_of_weights_with_nan_says_so(shapes, run_main, nan_weights, o
 
 @pytest.fixture(scope="module")
 def nan_weights(tmp_path_factory):
-    """Weights of ResNet-18 for three classes, with NaN in one channel of the first convolution."""
-    model = create_model("resnet18", 3)
+    """Weights for three classes, with NaN in one channel of the first convolution."""
+    model = create_model("shufflenet_v2_x0_5", 3)
     arrays = {name: value.numpy() for name, value in model.state_dict().items()}
-    arrays["conv1.weight"] = arrays["conv1.weight"].copy()
-    arrays["conv1.weight"][5] = np.nan
+    arrays["conv1.0.weight"] = arrays["conv1.0.weight"].copy()
+    arrays["conv1.0.weight"][5] = np.nan
     file = tmp_path_factory.mktemp("nan") / "nan.safetensors"
     safetensors.numpy.save_file(arrays, file)
     return file
@@ -130,9 +126,9 @@ def nan_weights(tmp_path_factory):
 def test_checkpoint_of_another_model(shapes, run_main, tmp_path):
     out = tmp_path / "out"
     run_main(shapes, *SMALL, "--max-steps", "1", "--output-dir", out)
-    options = ("-a", "resnet34", "--resume", "auto", "--output-dir", out)
+    options = ("-a", "resnet18", "--resume", "auto", "--output-dir", out)
     output = refused(run_main, shapes, *SMALL, *options)
-    assert "resnet18 with 3 classes, this run is resnet34 with 3" in output
+    assert "shufflenet_v2_x0_5 with 3 classes, this run is resnet18 with 3" in output
     for split in ("train", "val"):
         for name in ("disk", "square", "zebra"):
             target = shapes / split / name.replace("zebra", "stripes")
@@ -159,7 +155,7 @@ def test_weights_that_do_not_fit_are_listed(shapes, run_main, tmp_path):
     arrays = {"fc.weight": np.zeros((5, 512), np.float32), "head": np.zeros(3, np.float32)}
     safetensors.numpy.save_file(arrays, file)
     output = refused(run_main, shapes, *SMALL, "--weights", file)
-    for part in ("weights.safetensors", "conv1.weight", "and 98 more", "head", "(5, 512)"):
+    for part in ("weights.safetensors", "conv1.0.weight", "and 278 more", "head", "(5, 512)"):
         assert part in output
 
 
@@ -167,7 +163,8 @@ def test_new_head_for_other_classes(shapes, run_main, tmp_path):
     """Weights of 1,000 classes on a folder of three."""
     file, out = tmp_path / "weights.safetensors", tmp_path / "out"
     arrays = {
-        name: value.numpy() for name, value in create_model("resnet18", 1000).state_dict().items()
+        name: value.numpy()
+        for name, value in create_model("shufflenet_v2_x0_5", 1000).state_dict().items()
     }
     safetensors.numpy.save_file(arrays, file)
     options = ("--lr", "0", "--weights", file, "--max-steps", "1", "--output-dir", out)
@@ -176,7 +173,7 @@ def test_new_head_for_other_classes(shapes, run_main, tmp_path):
     result = run_main(shapes, *SMALL, *options, "--reset-head")
     assert "the head begins anew: fc.weight, fc.bias" in result.stdout
     kept = read_checkpoint(out / "checkpoints").model
-    assert kept["fc.weight"].shape == (3, 512)
+    assert kept["fc.weight"].shape == (3, 1024)
     for name in (name for name in arrays if "running" not in name and "tracked" not in name):
         if not name.startswith("fc."):
             np.testing.assert_array_equal(kept[name], arrays[name], err_msg=name)

@@ -154,10 +154,3 @@ def test_lines_per_package(
     assert said in capsys.readouterr().out
     monkeypatch.setattr(lines, "ALLOWANCES", ((7, "package", 1, "c.py"),))
     assert lines.main(repository) == 0
-
-
-def test_this_repository_is_clean() -> None:
-    assert literals.main() == 0
-    assert agreement.main() == 0
-    assert sizes.main() == 0
-    assert lines.main() == 0

@@ -7,6 +7,8 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from tests.launch import REPOSITORY, child_environment
 from tests.oneflow_accel.kernels.harness import needs_plugin
 
@@ -23,6 +25,7 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.release
 @needs_plugin
 def test_it_goes_on_after_a_failure_and_leaves_one_report(tmp_path: Path) -> None:
     # Too little memory for ResNet18's optimizer: one step fails.

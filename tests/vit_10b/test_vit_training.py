@@ -30,7 +30,7 @@ from vit_10b.plan import Plan
 
 # 13 million parameters: 0.2 GB, and the process half as much again.
 WIDER = ("--embed_dim", "512", "--num_blocks", "4", "--ckpt_step_interval", "1", "--max_steps", "3")
-STEPS, BOTH = ("--max_steps", "10"), ("before", "after")
+STEPS = ("--max_steps", "10")
 DROPOUT = ("--pos_dropout", "0.1", "--att_dropout", "0.2", "--mlp_dropout", "0.3")
 BLOCKDIAG = "{_target_: blockdiag, nblocks: 5}"
 STRUCTURED = ("--mlp_cfg", "{_target_: monarch, nblocks: 3}", "--attnlinear_cfg", BLOCKDIAG)
@@ -118,7 +118,9 @@ def test_every_mode_trains_as_the_whole_model(runs: Path, mode: str) -> None:
     )
     assert largest_gap(weights(runs / mode), weights(whole)) < 1e-5
     if "switched" in mode:
-        before, after = (values(runs / mode, f"loss_{when}", "switch") for when in BOTH)
+        before, after = (
+            values(runs / mode, f"loss_{when}", "switch") for when in ("before", "after")
+        )
         assert before == pytest.approx(after, rel=1e-6)
         assert len(before) == 1
 

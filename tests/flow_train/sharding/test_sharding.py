@@ -59,10 +59,12 @@ def uncommon(*modes: str) -> dict[str, dict[str, Any]]:
 RUNS = {
     "2": (2, CASES | uncommon("recomputed", "weights kept", "prefetched, activations kept"), "on"),
     # Without shared memory pieces are sent.
-    "2, sent": (
+    "2, sent": (2, {name: CASES[name] for name in MODES[:2]}, "off"),
+    "2, all sent": pytest.param(
         2,
-        {name: CASES[name] for name in MODES} | uncommon("flat", "activations kept"),
+        {name: CASES[name] for name in MODES[2:]} | uncommon("flat", "activations kept"),
         "off",
+        marks=pytest.mark.release,
     ),
     "4": (4, MESHES, "on"),
 }

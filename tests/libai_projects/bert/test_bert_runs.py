@@ -154,6 +154,7 @@ def test_weights_and_moments_are_carried_over(train: Run, switched: Path, tmp_pa
         assert after.optimizer[f"exp_avg/{name}"][~there].all()
 
 
+@pytest.mark.release
 def test_the_switch_under_nn_graph_and_tensor_parallelism(
     train: Run, switched: Path, tmp_path: Path
 ) -> None:

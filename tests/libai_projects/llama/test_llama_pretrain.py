@@ -421,6 +421,7 @@ def test_a_run_goes_on_after_that_and_before(
     assert perplexities(out) == perplexities(whole)
 
 
+@pytest.mark.release
 def test_that_under_nn_graph_and_tensor_parallelism(
     train: Run, dense_late: Path, tmp_path: Path
 ) -> None:
@@ -430,6 +431,7 @@ def test_that_under_nn_graph_and_tensor_parallelism(
     assert perplexities(tmp_path / "out") == pytest.approx(perplexities(dense_late), rel=1e-5)
 
 
+@pytest.mark.release
 def test_two_processes_under_nn_graph_train_as_one(
     train: Run, whole: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -197,6 +197,7 @@ def test_each_body_has_its_answer(serve: Callable) -> None:
         assert client.get(f"{url}api/health").json()["status"] == "ok"
 
 
+@pytest.mark.release
 def test_each_line_has_its_answer_on_two_processes(tmp_path: Path) -> None:
     with Pair(tmp_path, "--jsonl") as pair:
 
@@ -222,6 +223,7 @@ def test_each_line_has_its_answer_on_two_processes(tmp_path: Path) -> None:
         assert "failed" not in pair.errors()
 
 
+@pytest.mark.release
 def test_each_body_has_its_answer_on_two_processes(tmp_path: Path) -> None:
     limits = [f"--limit-{name.replace('_', '-')}={value}" for name, value in LIMITS.items()]
     with Pair(tmp_path, "--serve", "--port=0", *limits) as pair, httpx.Client(timeout=60) as client:

@@ -28,6 +28,7 @@ def run(processes: int, cases: list[dict[str, Any]]) -> list[Any]:
     return [json.loads(line)[1] for line in lines]
 
 
+@pytest.mark.release
 def test_stages_of_different_sizes_give_the_tokens_of_one_process() -> None:
     # What upstream's callers say; one process holds all stages.
     four_and_one = {"pipeline_stage_id": [0, 0, 0, 0, 1], "pipeline_num_layers": 5}

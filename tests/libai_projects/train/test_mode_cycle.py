@@ -156,12 +156,14 @@ def runs(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
+@pytest.mark.release
 def test_a_run_that_is_handed_on_equals_one_in_one_go(runs: Path) -> None:
     whole, handed = losses(runs / "whole"), losses(runs / "handed")
     assert list(handed) == list(range(1, STEPS * len(MODES) + 1))
     assert handed == pytest.approx(whole, rel=0, abs=1e-5)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_mode_writes_is_what_eager_mode_writes(runs: Path, mode: str) -> None:
     step = STEPS * (list(MODES).index(mode) + 1)
@@ -173,6 +175,7 @@ def test_what_a_mode_writes_is_what_eager_mode_writes(runs: Path, mode: str) -> 
         assert error <= 5e-4 * np.linalg.norm(value.ravel()), name
 
 
+@pytest.mark.release
 def test_one_seed_is_one_model_to_the_last_bit(runs: Path) -> None:
     whole, *others = (arrays(checkpoint(runs / name, 1)) for name in SEEDED)
     weights = [name for name in whole if name.startswith("weight/")]
@@ -183,6 +186,7 @@ def test_one_seed_is_one_model_to_the_last_bit(runs: Path) -> None:
             np.testing.assert_array_equal(other[name], whole[name], name)
 
 
+@pytest.mark.release
 def test_checkpoints_of_before_are_read_in_the_other_mode(runs: Path) -> None:
     """They were written after the same two steps."""
     graph, eager = losses(runs / "old eager"), losses(runs / "old graph")

@@ -78,6 +78,7 @@ def test_a_run_goes_on_after_the_switch_and_before_it(fraction, train, dense_ear
     assert perplexities(out) == perplexities(whole)
 
 
+@pytest.mark.release
 def test_the_switch_under_nn_graph_and_tensor_parallelism(train, dense_early, tmp_path):
     out = tmp_path / "out"
     layout = ("graph.enabled=true", "train.dist.tensor_parallel_size=2")

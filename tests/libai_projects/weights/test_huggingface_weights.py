@@ -18,6 +18,7 @@ from libai_projects.weights.gpt2 import GPT2
 from libai_projects.weights.table import State, resize_vocabulary
 from tests.launch import REPOSITORY
 from tests.libai_projects import reference_gpt2
+from tests.libai_projects.weights.parameters_only import CONFIG
 
 GOLDEN = REPOSITORY / "tests" / "data" / "hf_gpt2"
 
@@ -50,13 +51,7 @@ def test_reads_what_transformers_wrote(kind: str) -> None:
     actual = logits_of(state, 4, expected["input_ids"])
     assert np.abs(actual - expected[f"{prefix}logits"]).max() < 1e-4
     assert config == {
-        "num_layers": 2,
-        "hidden_size": 16,
-        "ffn_hidden_size": 40,
-        "num_attention_heads": 4,
-        "max_seq_length": 24,
-        "vocab_size": 61,
-        "vocab_size_real": 61,
+        **CONFIG,
         "embedding_dropout_prob": 0.1,
         "attention_dropout_prob": 0.1,
         "output_dropout_prob": 0.1,

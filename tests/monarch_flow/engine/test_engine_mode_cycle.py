@@ -17,6 +17,7 @@ MODES = ((False, 1), (True, 1), (True, 2), (False, 1))
 STEPS = 2
 
 
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_a_run_that_is_handed_on_equals_one_in_one_go(
     digits: Path, run_tiny, tmp_path: Path

@@ -16,6 +16,7 @@ from oneflow import nn
 from monarch_flow.models import create_model
 from monarch_flow.models.vitae import MapConv2d
 from tests.monarch_flow.models import spec_fixture
+from tests.oneflow_accel.inference.conftest import Forward
 from tests.tolerances import TOLERANCES, Tolerance, assert_close
 
 # Widths, groups and dilations of the published models, fewer cells and classes. Base has 4 channels
@@ -38,15 +39,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-
-
-class Forward(nn.Graph):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def build(self, images: flow.Tensor) -> flow.Tensor:
-        return self.model(images)
 
 
 @pytest.mark.parametrize("name", list(CASES))

@@ -207,6 +207,7 @@ def test_a_host_that_reads_device_memory_is_told() -> None:
     assert "the host reads or writes memory of an emulated device" in done.stdout
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("work")
 def test_trainers_give_the_cpus_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses, figures and checkpoints, and they go on from the CPU's."""
@@ -218,6 +219,7 @@ def test_trainers_give_the_cpus_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Without what the card lacks: clipping, AdamW under nn.Graph, products over a split vocabulary.
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("name", "without", "more"),
     [

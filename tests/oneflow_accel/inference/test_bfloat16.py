@@ -17,6 +17,7 @@ from flowvision.models.vision_transformer import VisionTransformer
 from oneflow import nn
 
 from tests.launch import run_process
+from tests.oneflow_accel.inference.conftest import Forward
 from tests.oneflow_accel.kernels.harness import needs_plugin, random
 from tests.tolerances import TOLERANCES, Tolerance, assert_close
 
@@ -24,15 +25,6 @@ _support = resolve("cpu").backend.supports("bfloat16_inference")
 needs_bfloat16 = pytest.mark.skipif(not _support, reason=_support.reason)
 
 Randomize = Callable[[nn.Module], nn.Module]
-
-
-class Forward(nn.Graph):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def build(self, x: flow.Tensor) -> flow.Tensor:
-        return self.model(x)
 
 
 def resnet() -> nn.Module:

@@ -19,6 +19,7 @@ from flowvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from oneflow import nn
 
 from tests.launch import run_process
+from tests.oneflow_accel.inference.conftest import Forward
 from tests.oneflow_accel.kernels.harness import needs_plugin
 from tests.tolerances import assert_close
 
@@ -71,15 +72,6 @@ def images(layout: str, size: int = 32) -> flow.Tensor:
     if layout == "channels_last":
         array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
     return flow.tensor(array)
-
-
-class Forward(nn.Graph):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def build(self, x: flow.Tensor) -> flow.Tensor:
-        return self.model(x)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

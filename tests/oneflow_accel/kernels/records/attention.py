@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -205,16 +206,28 @@ _PACKED_LAYOUTS = [
     Layout(inputs=("S(0)",), output="S(0)"),
     Layout(inputs=("S(3)",), output="S(2)"),
 ]
-
+_attention = partial(
+    Record,
+    operators=("oneflow_accel_attention", "oneflow_accel_attention_grad"),
+    call=_call,
+    not_finite=Strictness.REGROUPED,
+    reference=_reference,
+    gradient=_gradient,
+    layouts=_LAYOUTS,
+    dtypes=("float32", "bfloat16"),
+)
+_packed = partial(
+    _attention,
+    operators=("oneflow_accel_packed_attention", "oneflow_accel_packed_attention_grad"),
+    call=_packed_call,
+    reference=_packed_reference,
+    gradient=_packed_gradient,
+    layouts=_PACKED_LAYOUTS,
+)
 
 RECORDS = [
-    Record(
+    _attention(
         name="scaled_dot_product_attention",
-        operators=("oneflow_accel_attention", "oneflow_accel_attention_grad"),
-        call=_call,
-        not_finite=Strictness.REGROUPED,
-        reference=_reference,
-        gradient=_gradient,
         cases=[
             case("one", *_self_attention((1, 1, 1, 1))),
             case("odd", *_self_attention((2, 3, 7, 5)), reduced=7),
@@ -234,16 +247,9 @@ RECORDS = [
             case("threads", *_self_attention((3, 5, 65, 33)), causal=True, reduced=65),
             case("global", *_queries_and_keys(6, 9, 2, 4, 3), causal=True, reduced=9),
         ],
-        layouts=_LAYOUTS,
-        dtypes=("float32", "bfloat16"),
     ),
-    Record(
+    _attention(
         name="grouped_query_attention",
-        operators=("oneflow_accel_attention", "oneflow_accel_attention_grad"),
-        call=_call,
-        not_finite=Strictness.REGROUPED,
-        reference=_reference,
-        gradient=_gradient,
         cases=[
             case("odd", *_queries_and_keys(7, 9, 2, 6, 5, kv_heads=2), causal=True, reduced=27),
             case("one head of keys", *_queries_and_keys(7, 9, 2, 5, 3, kv_heads=1), reduced=45),
@@ -253,16 +259,9 @@ RECORDS = [
             case("blocks", *_queries_and_keys(290, 301, 1, 4, 33, kv_heads=2), reduced=602),
             case("global", *_queries_and_keys(6, 9, 2, 8, 3, kv_heads=4), causal=True, reduced=18),
         ],
-        layouts=_LAYOUTS,
-        dtypes=("float32", "bfloat16"),
     ),
-    Record(
+    _attention(
         name="attention_with_dropout",
-        operators=("oneflow_accel_attention", "oneflow_accel_attention_grad"),
-        call=_call,
-        not_finite=Strictness.REGROUPED,
-        reference=_reference,
-        gradient=_gradient,
         cases=[
             case("odd", *_self_attention((2, 3, 7, 5)), dropout=0.4, seed=-5, reduced=7),
             case("one query", *_queries_and_keys(1, 531, dim=19), dropout=0.1, seed=1, reduced=531),
@@ -284,16 +283,9 @@ RECORDS = [
                 reduced=18,
             ),
         ],
-        layouts=_LAYOUTS,
-        dtypes=("float32", "bfloat16"),
     ),
-    Record(
+    _attention(
         name="attention_of_packed_sequences",
-        operators=("oneflow_accel_attention", "oneflow_accel_attention_grad"),
-        call=_call,
-        not_finite=Strictness.REGROUPED,
-        reference=_reference,
-        gradient=_gradient,
         cases=[
             case("odd", *_self_attention((2, 3, 7, 5)), lengths=((3, 4), (1, 6)), reduced=7),
             case("ones", *_self_attention((1, 2, 3, 4)), causal=True, lengths=((1, 1, 1),)),
@@ -324,16 +316,9 @@ RECORDS = [
                 reduced=18,
             ),
         ],
-        layouts=_LAYOUTS,
-        dtypes=("float32", "bfloat16"),
     ),
-    Record(
+    _packed(
         name="packed_attention",
-        operators=("oneflow_accel_packed_attention", "oneflow_accel_packed_attention_grad"),
-        call=packed_attention,
-        not_finite=Strictness.REGROUPED,
-        reference=_packed_reference,
-        gradient=_packed_gradient,
         cases=[
             case("odd", (2, 7, 45), num_heads=3, reduced=7),
             case("odd causal", (2, 7, 45), num_heads=3, causal=True, scale=0.7, reduced=7),
@@ -342,16 +327,9 @@ RECORDS = [
             case("language", (1, 256, 3 * 128), num_heads=2, causal=True, reduced=256),
             case("global", (2, 6, 3, 4, 5), num_heads=4, causal=True, reduced=6),
         ],
-        layouts=_PACKED_LAYOUTS,
-        dtypes=("float32", "bfloat16"),
     ),
-    Record(
+    _packed(
         name="packed_attention_with_dropout",
-        operators=("oneflow_accel_packed_attention", "oneflow_accel_packed_attention_grad"),
-        call=_packed_call,
-        not_finite=Strictness.REGROUPED,
-        reference=_packed_reference,
-        gradient=_packed_gradient,
         cases=[
             case("odd", (2, 7, 45), num_heads=3, dropout=0.3, seed=4, reduced=7),
             case("vision", (2, 197, 3, 2, 64), num_heads=2, dropout=0.1, seed=3, reduced=197),
@@ -367,7 +345,5 @@ RECORDS = [
             ),
             case("global", (2, 6, 3, 4, 5), num_heads=4, dropout=0.5, seed=9, reduced=6),
         ],
-        layouts=_PACKED_LAYOUTS,
-        dtypes=("float32", "bfloat16"),
     ),
 ]

@@ -115,6 +115,16 @@ def _swiglu_gradient(dy: np.ndarray, gate: np.ndarray, up: np.ndarray) -> Gradie
 
 BOTH = ("float32", "bfloat16")
 
+_ROWS: dict[str, Any] = {
+    "layouts": (
+        Layout(("S(0)", "S(0)", "B"), "S(0)"),
+        Layout(("S(1)", "S(1)", "B"), "S(1)"),
+        Layout(("B", "B", "B"), "B"),
+    ),
+    "dtypes": BOTH,
+    "gradient_dtypes": BOTH,
+}
+
 RECORDS = [
     Record(
         "rope",
@@ -151,13 +161,7 @@ RECORDS = [
             case("empty", (0, 8), (0, 8), (8,)),
         ),
         gradient=_add_rms_norm_gradient,
-        layouts=(
-            Layout(("S(0)", "S(0)", "B"), "S(0)"),
-            Layout(("S(1)", "S(1)", "B"), "S(1)"),
-            Layout(("B", "B", "B"), "B"),
-        ),
-        dtypes=BOTH,
-        gradient_dtypes=BOTH,
+        **_ROWS,
     ),
     Record(
         "dropout_add_rms_norm",
@@ -175,13 +179,7 @@ RECORDS = [
             case("empty", (0, 8), (0, 8), (8,), dropout=0.5, seed=2),
         ),
         gradient=_add_rms_norm_gradient,
-        layouts=(
-            Layout(("S(0)", "S(0)", "B"), "S(0)"),
-            Layout(("S(1)", "S(1)", "B"), "S(1)"),
-            Layout(("B", "B", "B"), "B"),
-        ),
-        dtypes=BOTH,
-        gradient_dtypes=BOTH,
+        **_ROWS,
     ),
     Record(
         "swiglu",
