@@ -10,6 +10,7 @@ from oneflow_accel.kernels import plugin
 
 import pytest
 
+from flow_train.metrics import peak
 from flow_train.metrics.peak import devices_of, peak_of
 
 
@@ -40,3 +41,10 @@ def test_cores_that_processes_share_count_once(monkeypatch, processes, local, co
     one_thread = dataclasses.replace(plugin.state(), num_threads=1)
     monkeypatch.setattr(plugin, "state", lambda: one_thread)
     assert devices_of(resolve("cpu").backend) == devices
+
+
+def test_a_product_that_is_over_soon_is_not_the_peak(monkeypatch):
+    tried = []
+    monkeypatch.setattr(peak, "seconds_of_runs", lambda *_, runs: [[0.02, 0.04][len(tried) == 2]])
+    rate = peak._measured("", lambda size: tried.append(size), None).flops
+    assert (tried, rate) == ([512, 1024], 2 * 1024**3 / 0.04)
