@@ -47,7 +47,7 @@ LANES := -n 3 --dist loadfile --no-loadscope-reorder
         llama clean
 help:
 	@echo "make demo    train a small ResNet on real images, about 2 minutes"
-	@echo "make check   lint and the tests that find most mistakes, 3 minutes: before each commit"
+	@echo "make check   lint and the tests that find most mistakes, 4 minutes: before each commit"
 	@echo "make test    the test suite, 25 minutes"
 	@echo "make test-release  what it leaves out, 15 minutes: before a release"
 	@echo "make test-emulated  its tests of models and trainers on the emulated device"
