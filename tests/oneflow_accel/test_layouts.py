@@ -18,6 +18,7 @@ from flowvision.models.resnet import BasicBlock, ResNet
 from flowvision.models.vgg import VGG, make_layers
 from oneflow import nn
 
+from tests.oneflow_accel.kernels.harness import Forward
 from tests.tolerances import assert_close
 
 # Terms that the widest convolution of these models sums up: 3 x 3 x 512.
@@ -167,17 +168,8 @@ def test_a_training_step_is_the_same(backend: Backend) -> None:
 def test_graph_gives_what_eager_gives(backend: Backend) -> None:
     model = flowvision.models.shufflenet_v2_x0_5()
     layouts.to_channels_last(randomize(model).eval(), backend)
-
-    class Forward(nn.Graph):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def build(self, x: flow.Tensor) -> flow.Tensor:
-            return self.model(x)
-
     x = as_channels_last(images(64))
-    assert_close(Forward()(x).numpy(), run(model, x)[0], reduced=REDUCED)
+    assert_close(Forward(model)(x).numpy(), run(model, x)[0], reduced=REDUCED)
 
 
 def test_weights_stay_the_same_objects_with_their_gradients() -> None:

@@ -66,6 +66,19 @@ def test_random_weights(tmp_path: Path) -> None:
         assert f"\n{prompt}" in texts
 
 
+@pytest.mark.release
+def test_an_emulated_device_says_what_a_cpu_does(tmp_path: Path) -> None:
+    """Two processes, each with half of the model."""
+    options = ["--mode", "random", *SMALL, *vocabulary(tmp_path), "--max-length", "24"]
+    options += ["--do-sample", "--seed", "3", "--prompt", "a cute pig", "--device"]
+    said = []
+    for device in ("cpu", "emulated"):
+        done = run_distributed([SCRIPT, *options, device], 2, cwd=PROJECTS, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stdout
+        said.append(next(line for line in done.stdout.splitlines() if line.startswith("a cute")))
+    assert said[0] == said[1] != "a cute pig"
+
+
 def test_errors_are_one_sentence(tmp_path: Path) -> None:
     """In one process: what is wrong is said by name, and nothing is built before it."""
     words = ["--mode", "random", *SMALL]

@@ -13,6 +13,7 @@ from oneflow import nn
 
 from monarch_flow.layers import ButterflyLinear, KaleidoscopeLinear, LinearConfig, StructuredLinear
 from monarch_flow.layers.butterfly import input_order
+from tests.oneflow_accel.kernels.harness import Forward
 from tests.tolerances import assert_close
 
 BUTTERFLY, COMPLEX = {"_target_": "butterfly"}, {"complex_pairs": True}
@@ -108,15 +109,7 @@ def test_graph_and_global_tensors(name: str) -> None:
     x = flow.randn(4, 16, dtype=flow.float64)
     expected = layer(x).numpy()
 
-    class Forward(nn.Graph):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def build(self, x: flow.Tensor) -> flow.Tensor:
-            return self.layer(x)
-
-    assert_close(Forward()(x).numpy(), expected, dtype="float64", reduced=16)
+    assert_close(Forward(layer)(x).numpy(), expected, dtype="float64", reduced=16)
     placement = flow.placement("cpu", [0])
     layer.to_global(placement, flow.sbp.broadcast)
     y = layer(x.to_global(placement, flow.sbp.split(0)))

@@ -11,6 +11,7 @@ from oneflow import nn
 
 from flow_train.steps.random_factors import Site, given_factors, recorded_sites
 from monarch_flow.layers import Dropout, DropPath, dropout
+from tests.oneflow_accel.kernels.harness import Forward
 
 
 class _Net(nn.Module):
@@ -23,17 +24,6 @@ class _Net(nn.Module):
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         return self.drop2(x + self.path(self.second(self.drop1(self.first(x)))))
-
-
-class _Graph(nn.Graph):
-    """The outputs of a module; it is a user's graph, that is given no factors."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def build(self, x: flow.Tensor) -> flow.Tensor:
-        return self.module(x)
 
 
 SITES = [Site((8, 3, 6), 0.5), Site((8, 1, 1), 0.5), Site((8, 3, 5), 0.25)]
@@ -122,7 +112,8 @@ def test_layers_of_a_graph_draw_each_their_own_and_follow_the_seed(layer: type) 
     drawn = []
     for seed in (3, 3, 4):
         flow.manual_seed(seed)
-        graph = _Graph(Two())
+        # A user's graph, that is given no factors.
+        graph = Forward(Two())
         drawn.append(np.stack([graph(x).numpy() for _ in range(2)]))
     first, again, other = drawn
     np.testing.assert_array_equal(first, again)

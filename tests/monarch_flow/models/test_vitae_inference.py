@@ -16,7 +16,7 @@ from oneflow import nn
 from monarch_flow.models import create_model
 from monarch_flow.models.vitae import MapConv2d
 from tests.monarch_flow.models import spec_fixture
-from tests.oneflow_accel.inference.conftest import Forward
+from tests.oneflow_accel.kernels.harness import Forward
 from tests.tolerances import TOLERANCES, Tolerance, assert_close
 
 # Widths, groups and dilations of the published models, fewer cells and classes. Base has 4 channels

@@ -10,15 +10,6 @@ import pytest
 from oneflow import nn
 
 
-class Forward(nn.Graph):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def build(self, x: flow.Tensor) -> flow.Tensor:
-        return self.model(x)
-
-
 def _randomize(model: nn.Module) -> nn.Module:
     generator = np.random.default_rng(5)
     for module in model.modules():

@@ -17,8 +17,7 @@ from flowvision.models.vision_transformer import VisionTransformer
 from oneflow import nn
 
 from tests.launch import run_process
-from tests.oneflow_accel.inference.conftest import Forward
-from tests.oneflow_accel.kernels.harness import needs_plugin, random
+from tests.oneflow_accel.kernels.harness import Forward, needs_plugin, random
 from tests.tolerances import TOLERANCES, Tolerance, assert_close
 
 _support = resolve("cpu").backend.supports("bfloat16_inference")

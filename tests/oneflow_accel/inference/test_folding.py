@@ -19,8 +19,7 @@ from flowvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from oneflow import nn
 
 from tests.launch import run_process
-from tests.oneflow_accel.inference.conftest import Forward
-from tests.oneflow_accel.kernels.harness import needs_plugin
+from tests.oneflow_accel.kernels.harness import Forward, needs_plugin
 from tests.tolerances import assert_close
 
 Randomize = Callable[[nn.Module], nn.Module]

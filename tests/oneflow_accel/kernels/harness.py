@@ -12,6 +12,7 @@ from oneflow_accel.kernels import plugin
 import numpy as np
 import oneflow as flow
 import pytest
+from oneflow import nn
 
 needs_plugin = pytest.mark.skipif(
     not plugin.state().loaded, reason=f"no CPU plug-in: {plugin.state().reason}"
@@ -23,6 +24,17 @@ Function = Callable[..., flow.Tensor]
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     """Standard normal float32 values."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+class Forward(nn.Graph):
+    """A module's output."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def build(self, x: flow.Tensor) -> flow.Tensor:
+        return self.module(x)
 
 
 @contextmanager
