@@ -21,9 +21,9 @@ from flowvision.models import ModelCreator
 from oneflow import nn
 
 from flow_train.checkpoint.folders import Checkpoint, CheckpointManager, require_model, step_of
-from flow_train.checkpoint.weights import read_weights
 from flow_train.metrics.macs import count_parameters
 from flow_train.optim import averages_in
+from monarch_flow.engine.weights import read_model_arrays
 from monarch_flow.layers import LinearConfig, replace_linears
 from monarch_flow.projection import project_model
 from monarch_flow.projection.state_dicts import total_relative_error
@@ -118,12 +118,12 @@ def pretrained_file(arch: str) -> Path:
 def load_weights(
     model: nn.Module, path: Path, arch: str, num_classes: int, *, reset_head: bool = False
 ) -> None:
-    """Load a .pth or .safetensors file into a model of `create_model`, whichever layout it is in.
+    """Load a .pth or .safetensors file, or a run's best, into a model in whichever layout it is.
 
     `reset_head` leaves the weights that depend on the number of classes as they were drawn. Raises
     UserError where the file cannot be read, or lists all keys and shapes that do not fit.
     """
-    state: Mapping[str, np.ndarray] = on_rank_0(lambda: read_weights(path))
+    state: Mapping[str, np.ndarray] = on_rank_0(lambda: read_model_arrays(path)[0])
     if reset_head:
         own = layouts.standard_state_dict(model)
         head = {name: own[name].numpy() for name in _head(arch, num_classes)}

@@ -52,7 +52,7 @@ class Options(Flags):
         "resnet50", "ARCH", "model; all names stand below", names="-a --arch", group=("model",)
     )
     weights: Path | None = flag(None, "FILE")
-    "start from these weights: .pth (torch, zip or legacy) or .safetensors"
+    "start from these weights: .pth (torch, zip or legacy), .safetensors, or the folder of a run"
     pretrained: bool = flag(False)
     "start from the weights file of this model in $ONEFLOW_ACCEL_WEIGHTS"
     reset_head: bool = flag(False)

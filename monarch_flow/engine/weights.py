@@ -119,7 +119,7 @@ def read_model_arrays(
     where there is nothing, or it cannot be read.
     """
     path = Path(path)
-    if path.is_file() and path.name not in ("latest", "best"):
+    if not path.is_dir() and path.name not in ("latest", "best"):
         return read_weights(path, averaged=use_ema), None
     if (path / "checkpoints").is_dir():
         path = path / "checkpoints"

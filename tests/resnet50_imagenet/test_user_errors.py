@@ -177,6 +177,8 @@ def test_new_head_for_other_classes(shapes, run_main, tmp_path):
     for name in (name for name in arrays if "running" not in name and "tracked" not in name):
         if not name.startswith("fc."):
             np.testing.assert_array_equal(kept[name], arrays[name], err_msg=name)
+    result = run_main(shapes, *SMALL, "-e", "--weights", out)
+    assert f"weights of {out / 'checkpoints' / 'step-00000001'}" in result.stdout
 
 
 def test_a_model_may_have_several_heads():
