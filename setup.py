@@ -164,7 +164,8 @@ class BuildWithPatches(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib) / "oneflow_accel" / "_patches"
-            shutil.copytree(ROOT / "patches", target, dirs_exist_ok=True)
+            kept = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / "patches", target, dirs_exist_ok=True, ignore=kept)
 
 
 def _kept_file(program: str, arguments: list[str]) -> Path | None:

@@ -11,19 +11,19 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneflow_accel.errors import UserError, nearest
 
-import hydra
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flow_train.config.schema import Schema
+
+# Loaded where something is composed: not every program that names a Composer does.
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 # What a file writes where a value has to be given; ??? would not win over an earlier file's null.
 REQUIRED = "${required:}"
@@ -136,6 +136,9 @@ class Composer:
 
     def compose_raw(self, overrides: Sequence[str], config_dir: str | None = None) -> Composed:
         """The first half of `compose`: interpolations are not resolved, values not checked."""
+        import hydra
+        from hydra.errors import HydraException
+
         groups = self.groups(config_dir)
         choices, settings = self._sorted_out(overrides, groups)
         if config_dir is not None:
@@ -229,6 +232,9 @@ def parse_override(text: str, example: str) -> Override:
     """One "key=value" text, or "+key=value" or "++key=value"; `example` is a right one, for
     messages. UserError if it is not an override, removes a key ("~key"), or has several values for
     one key."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     if text.startswith("~"):
         raise UserError(
             f"{text}: a key cannot be removed; set it to nothing with {text[1:].split('=')[0]}=null"

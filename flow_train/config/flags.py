@@ -25,7 +25,7 @@ from oneflow_accel.errors import UserError, nearest
 from pydantic import ConfigDict, Field, ValidationError
 
 from flow_train.cli import Parser
-from flow_train.config.schema import Group, phrase
+from flow_train.config.schema import Group, described, phrase
 
 F = TypeVar("F", bound="Flags")
 
@@ -63,13 +63,17 @@ def flag(
 class Flags(Group):
     """A command line whose options are the fields, each made by `flag`."""
 
-    model_config = ConfigDict(strict=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=False)
     # Between the words of an option's name.
     joint: ClassVar[str] = "-"
     # Whether what is on or off takes true or false, and means true without; else --no-NAME is off.
     switches: ClassVar[bool] = False
     # Whether arguments by position may stand between options.
     intermixed: ClassVar[bool] = False
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        described(cls)
 
     @classmethod
     def add_to(cls, parser: Parser) -> None:

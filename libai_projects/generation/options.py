@@ -11,7 +11,7 @@ from oneflow_accel.errors import UserError, nearest
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from flow_train.config.schema import Group, Schema, Wanted
+from flow_train.config.schema import Group, Schema, Wanted, described
 
 # (token ids (B, T) with padding on the left, scores (B, vocabulary)) -> scores of the same shape.
 LogitsProcessor = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -75,7 +75,8 @@ _F = TypeVar("_F")
 Functions = Annotated[tuple[_F, ...], Field(strict=False), _SEVERAL, Wanted("a list of functions")]
 
 
-class GenerationOptions(Group, frozen=True, use_attribute_docstrings=True):
+@described
+class GenerationOptions(Group, frozen=True):
     """What to generate; the names and defaults are those that users of transformers know.
 
     A length counts the prompt's own tokens and never its padding: a batch gives what its prompts

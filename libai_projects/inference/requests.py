@@ -9,11 +9,12 @@ from oneflow_accel.errors import UserError
 
 from pydantic import BaseModel, Field, create_model, field_validator
 
-from flow_train.config.schema import Group
+from flow_train.config.schema import Group, described
 from libai_projects.generation.options import PLAIN, GenerationOptions
 
 
-class Limits(Group, frozen=True, use_attribute_docstrings=True):
+@described
+class Limits(Group, frozen=True):
     """Upper bounds; a request beyond one is refused before it reaches the model.
 
     `seconds` go from a request's arrival to its last token, waiting included; `arrival_seconds`

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import cache_from_source
 from pathlib import Path
 from types import CodeType, ModuleType
 
 from oneflow_accel import settings
 from oneflow_accel.errors import PatchError
-from oneflow_accel.patching.code import LoadedModule, Refusal, made_before, parse_numbered
+from oneflow_accel.patching.code import LoadedModule, Refusal, compiled, made_before
 from oneflow_accel.patching.package import PatchedPackage, PatchedSource, find_spec, module_name
 from oneflow_accel.patching.series import Patch, join, patch_names, patch_root, series_versions
 
@@ -74,7 +75,8 @@ class Session(MetaPathFinder):
             return None
         spec = find_spec(fullname, path, skip=Session)
         if spec is not None:
-            spec.loader = PatchedLoader(fullname, str(package.folder / file), package, source)
+            kept = Path(cache_from_source(str(self._root / f"{fullname}.py")))
+            spec.loader = PatchedLoader(fullname, str(package.folder / file), package, source, kept)
         return spec
 
     def apply_to_imported(self) -> list[str]:
@@ -181,23 +183,22 @@ class Session(MetaPathFinder):
 
 
 class PatchedLoader(SourceFileLoader):
-    """Loads a module from patched source; reads and writes no bytecode cache."""
+    """Loads a module from patched source, or from the bytecode that it keeps beside the patches."""
 
     def __init__(
-        self, fullname: str, path: str, package: PatchedPackage, source: PatchedSource
+        self, fullname: str, path: str, package: PatchedPackage, source: PatchedSource, kept: Path
     ) -> None:
         super().__init__(fullname, path)
         self._package = package
         self._source = source
+        self._kept = kept
 
     def get_source(self, fullname: str) -> str:
         return join(self._source.patched)
 
     def get_code(self, fullname: str) -> CodeType:
         """The patched code, under the name of the original file."""
-        tree = parse_numbered(self._source, self.path)
-        code: CodeType = compile(tree, self.path, "exec", dont_inherit=True)
-        return code
+        return compiled(self._source, self.path, self._kept)
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the patched code, then note that its patches are applied."""

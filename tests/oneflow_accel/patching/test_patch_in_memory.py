@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import sys
 import traceback
+from unittest.mock import Mock
 
 from oneflow_accel.errors import PatchError
+from oneflow_accel.patching import code
 
 import pytest
 
@@ -112,10 +115,26 @@ def test_refuses_a_patch_for_a_file_that_is_not_there(fake) -> None:
     assert states(current) == {"0001-change.patch": "refused"}
 
 
-def test_traceback_shows_patched_lines_and_keeps_numbers_of_others(fake) -> None:
-    fake.add_patch(edits=LONGER)
+@pytest.mark.parametrize("kept", ["not yet", "whole", "cut", "of another patch"])
+def test_traceback_shows_patched_lines_and_keeps_numbers_of_others(fake, monkeypatch, kept) -> None:
+    """Also of bytecode that an earlier process has kept."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    patch = fake.add_patch(edits=LONGER)
+    if kept != "not yet":
+        text = patch.read_text()
+        patch.write_text(text.replace("fail", "fall") if kept == "of another patch" else text)
+        fake.install()
+        fake.load()
+        fake.forget()
+        linecache.clearcache()
+        patch.write_text(text)
+        (file,) = (fake.root / "__pycache__").iterdir()
+        file.write_bytes(file.read_bytes()[: -9 if kept == "cut" else None])
+    parsed = Mock(wraps=code.parse_numbered)
+    monkeypatch.setattr(code, "parse_numbered", parsed)
     fake.install()
     module = fake.load()
+    assert parsed.call_count == (kept != "whole")
     on_disk = fake.numbers.read_text().splitlines()
     with pytest.raises(NameError) as caught:
         module.one()

@@ -55,7 +55,7 @@ def test_there_are_patches_for_the_pinned_oneflow() -> None:
 def test_every_file_in_a_folder_of_patches_is_in_its_series() -> None:
     listed = {patch.label for patch in PATCHES}
     present = {
-        f"{file.parent.name}/{file.name}" for file in ROOT.glob("*/*") if file.name != "series"
+        f"{file.parent.name}/{file.name}" for file in ROOT.glob("*-*/*") if file.name != "series"
     }
     assert present == listed
 
