@@ -35,8 +35,6 @@ LONG = (
     "tests/test_bfloat16_options.py",
     "tests/oneflow_accel/test_import_order.py",
     "tests/libai_projects/train/test_mode_cycle.py",
-    "tests/monarch_flow/engine/test_training_engine.py",
-    "tests/resnet50_imagenet/test_user_errors.py",
     "tests/vit_10b/test_vit_training.py",
     "tests/test_separate_disks.py",
 )
