@@ -67,7 +67,7 @@ def compiled(source: PatchedSource, filename: str, kept: Path) -> CodeType:
     code: CodeType = compile(parse_numbered(source, filename), filename, "exec", dont_inherit=True)
     if not sys.dont_write_bytecode:
         with suppress(OSError):
-            kept.parent.mkdir(exist_ok=True)
+            kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, digest + marshal.dumps(code))
     return code
 
