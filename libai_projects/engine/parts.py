@@ -178,9 +178,17 @@ def make_graph(cfg: DictConfig, model: nn.Module, *parts: Any, is_train: bool = 
 def maker(cfg: DictConfig) -> Maker:
     return Maker(
         lambda model: _make_optimizer(cfg, model),
-        lambda optimizer: DefaultTrainer.build_lr_scheduler(cfg, optimizer),
+        lambda optimizer: _make_schedule(cfg, optimizer),
         (lambda *parts, **mode: make_graph(cfg, *parts, **mode)) if cfg.graph.enabled else None,
     )
+
+
+def _make_schedule(cfg: DictConfig, optimizer: flow.optim.Optimizer) -> Any:
+    try:
+        return DefaultTrainer.build_lr_scheduler(cfg, optimizer)
+    except ValueError as error:
+        text = "Where parameters have rates of their own there is no warm-up: train.warmup_ratio=0"
+        raise UserError(f"train.scheduler: {error} {text}") from error
 
 
 def _make_optimizer(cfg: DictConfig, model: nn.Module) -> flow.optim.Optimizer:

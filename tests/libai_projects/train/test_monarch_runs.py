@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flow_train.checkpoint.folders import read_checkpoint
 from flow_train.metrics.log import read_metrics
 from libai_projects import weights
 from tests.launch import run_process
@@ -37,6 +38,18 @@ def test_a_run_and_its_model(train, environment, tmp_path):
     generated = run_process([*command, "--max-length", "8"], env=environment, cwd=PROJECTS)
     assert generated.returncode == 0, generated.stdout
     assert "a cute pig" in generated.stdout
+
+
+def test_factors_have_a_rate_of_their_own(train, tmp_path):
+    rates = "+optim.params.overrides={blkdiag1: {lr: 0.0}, blkdiag2: {lr: 0.0}}"
+    refused = train(*MONARCH, rates, "train.warmup_ratio=0.5", out=tmp_path / "warm", ok=False)
+    assert "have rates of their own there is no warm-up: train.warmup_ratio=0" in refused.stdout
+    train(*MONARCH, rates, "train.warmup_ratio=0", out=tmp_path)
+    folders = sorted((tmp_path / "checkpoints").glob("step-*"))
+    before, after = (read_checkpoint(folder).model for folder in folders)
+    moved = {name for name in after if (after[name] != before[name]).any()}
+    assert moved
+    assert moved == {name for name in after if "blkdiag" not in name}
 
 
 BLOCKS = ("model.cfg.attnlinear_cfg=blockdiag", "model.cfg.mlp_cfg=monarch", *NO_DROPOUT)
