@@ -119,7 +119,9 @@ def read_model_arrays(
     where there is nothing, or it cannot be read.
     """
     path = Path(path)
-    if not path.is_dir() and path.name not in ("latest", "best"):
+    # Of what is not there only a name with an ending was meant to be a file.
+    named = path.is_file() or (path.suffix and not path.exists())
+    if named and path.name not in ("latest", "best"):
         return read_weights(path, averaged=use_ema), None
     if (path / "checkpoints").is_dir():
         path = path / "checkpoints"

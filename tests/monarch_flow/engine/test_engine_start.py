@@ -85,7 +85,9 @@ def test_structured_layers_do_not_go_on_from_a_dense_run(dense, run_tiny, tmp_pa
         pytest.param(("model.num_classes=7",), UserError, r"model\.num_classes", id="classes"),
         pytest.param(("model.name=vit_tiny",), UserError, "vit_tiny_patch", id="model"),
         pytest.param(("resume=/nowhere",), CheckpointError, "/nowhere", id="no-checkpoint"),
-        pytest.param(("eval.ckpt=/nowhere",), UserError, "/nowhere", id="nothing-to-evaluate"),
+        pytest.param(
+            ("eval.ckpt=/nowhere",), CheckpointError, "/nowhere", id="nothing-to-evaluate"
+        ),
         pytest.param(("train.init_from.path=/nowhere",), UserError, "/nowhere", id="no-weights"),
         pytest.param(
             ("train.init_from={path: x, project: true}", "model.mlp_cfg=null"),
