@@ -1,6 +1,8 @@
 #include "common/onednn.h"
 
 #include <atomic>
+#include <functional>
+#include <numeric>
 
 #include "common/bfloat16.h"
 #include "common/threads.h"
@@ -32,6 +34,16 @@ KeyBuilder::KeyBuilder(const char* operation) : key_(operation) {
 
 void KeyBuilder::append(int64_t value) {
   key_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+int64_t count(const dnnl::memory::dims& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::string text(const dnnl::memory::dims& sizes) {
+  std::string list;
+  for (const int64_t size : sizes) { list += (list.empty() ? "" : ", ") + std::to_string(size); }
+  return "(" + list + ")";
 }
 
 dnnl::primitive_attr user_scratchpad_attr() {

@@ -60,6 +60,9 @@ class PrimitiveCache {
   static constexpr std::size_t kCapacity = 1024;
 };
 
+int64_t count(const dnnl::memory::dims& sizes);
+std::string text(const dnnl::memory::dims& sizes);
+
 // Attributes with a caller-owned scratchpad, which every primitive of the plug-in uses.
 dnnl::primitive_attr user_scratchpad_attr();
 

@@ -1,9 +1,6 @@
 #include "conv/geometry.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
-#include <sstream>
 #include <vector>
 
 namespace oneflow_accel {
@@ -38,10 +35,6 @@ dnnl::memory::desc dense(const dims& sizes, dnnl::memory::data_type type, std::s
   return dnnl::memory::desc(sizes, type, strides);
 }
 
-std::string text(const dims& sizes) {
-  return ::oneflow::Shape(::oneflow::DimVector(sizes.begin(), sizes.end())).ToString();
-}
-
 }  // namespace
 
 ConvGeometry::ConvGeometry(Context* ctx, const char* in_name, const char* out_name,
@@ -66,8 +59,7 @@ bool ConvGeometry::is_pointwise() const {
 }
 
 int64_t ConvGeometry::count(ConvRole role) const {
-  const dims& sizes = role == kConvIn ? in : role == kConvOut ? out : weights;
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return oneflow_accel::count(role == kConvIn ? in : role == kConvOut ? out : weights);
 }
 
 bool ConvGeometry::is_empty() const {
@@ -97,13 +89,10 @@ KeyBuilder ConvGeometry::key(const char* operation) const {
 }
 
 std::string ConvGeometry::describe(const char* operation) const {
-  std::ostringstream message;
-  message << operation << " (" << (channels_last ? "channels last" : "channels first")
-          << ") of input (N, C, spatial...) " << text(in) << ", weights "
-          << text(weights) << " in (groups, O / groups, I / groups, kernel...), output "
-          << text(out) << ", strides " << text(strides) << ", dilation - 1 " << text(dilation)
-          << ", padding " << text(padding);
-  return message.str();
+  return std::string(operation) + " (channels " + (channels_last ? "last" : "first")
+         + ") of input (N, C, spatial...) " + text(in) + ", weights " + text(weights)
+         + " in (groups, O / groups, I / groups, kernel...), output " + text(out) + ", strides "
+         + text(strides) + ", dilation - 1 " + text(dilation) + ", padding " + text(padding);
 }
 
 }  // namespace oneflow_accel

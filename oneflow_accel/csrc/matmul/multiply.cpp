@@ -142,18 +142,25 @@ void for_each_matrix(int64_t count, int64_t work,
   }
 }
 
+const Bfloat16* rounded_copy(const float* b, int64_t n) {
+  const bool rounds = float32_products_in_bfloat16() && has_bfloat16_products();
+  return rounds ? converted<Bfloat16>(ScratchSlot::kWeights, b, n) : nullptr;
+}
+
 void multiply(const Product& product, const float* a, const float* b, const float* bias,
-              float* out) {
+              float* out, const Bfloat16* rounded_b) {
   Product flat = product.folded();
   if (has_few_rows(flat)) { return multiply_few_rows(flat, a, b, bias, out); }
   const bool empty = flat.adds_up_nothing();
   if (!empty && float32_products_in_bfloat16()) {
-    if (has_bfloat16_products()
-        && multiply_by_primitive(flat, kBfloat16, kFloat32,
-                                 converted<Bfloat16>(ScratchSlot::kRoundedA, a, count(flat.a)),
-                                 converted<Bfloat16>(ScratchSlot::kRoundedB, b, count(flat.b)),
-                                 bias, out)) {
-      return;
+    if (has_bfloat16_products()) {
+      const auto* rounded_a = converted<Bfloat16>(ScratchSlot::kRoundedA, a, count(flat.a));
+      if (rounded_b == nullptr) {
+        rounded_b = converted<Bfloat16>(ScratchSlot::kRoundedB, b, count(flat.b));
+      }
+      if (multiply_by_primitive(flat, kBfloat16, kFloat32, rounded_a, rounded_b, bias, out)) {
+        return;
+      }
     }
     // Products of two bfloat16 numbers are exact in float32, and so are these.
     a = rounded(ScratchSlot::kRoundedA, a, count(flat.a));

@@ -1,9 +1,6 @@
 #include "matmul/product.h"
 
-#include <functional>
-#include <numeric>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 namespace oneflow_accel {
@@ -11,13 +8,6 @@ namespace oneflow_accel {
 namespace {
 
 using dims = dnnl::memory::dims;
-
-std::string text(const dims& sizes) {
-  std::ostringstream out;
-  for (std::size_t i = 0; i < sizes.size(); ++i) { out << (i == 0 ? "(" : ", ") << sizes[i]; }
-  out << ")";
-  return out.str();
-}
 
 // The matrices of contiguous memory of shape `sizes`, or their transposes.
 dnnl::memory::desc matrices(dims sizes, bool transpose, dnnl::memory::data_type type) {
@@ -65,10 +55,6 @@ Call make_call(const Product& product, dnnl::memory::data_type operands,
 }
 
 }  // namespace
-
-int64_t count(const dims& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<int64_t>());
-}
 
 int64_t Product::batch() const { return count(dims(out.begin(), out.end() - 2)); }
 

@@ -35,12 +35,13 @@ struct Product {
   std::string describe() const;
 };
 
-int64_t count(const dnnl::memory::dims& sizes);
-
 // `bias`, null for none, has n elements and is added to every row. a or b may be empty,
-// `out` is not.
+// `out` is not. `rounded_b` may be rounded_copy() of b.
 void multiply(const Product& product, const float* a, const float* b, const float* bias,
-              float* out);
+              float* out, const Bfloat16* rounded_b = nullptr);
+// The copy of b that multiply() makes where products round, made once for many products: in
+// ScratchSlot::kWeights, or null.
+const Bfloat16* rounded_copy(const float* b, int64_t n);
 // Products are added up in float32 and rounded once. With a bias alpha is 1.
 void multiply(const Product& product, const Bfloat16* a, const Bfloat16* b, const Bfloat16* bias,
               Bfloat16* out);
