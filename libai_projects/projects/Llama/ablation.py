@@ -29,6 +29,7 @@ from oneflow_accel.kernels import plugin
 
 import oneflow as flow
 
+from flow_train.checkpoint.folders import checkpoint_folder
 from flow_train.compare import process
 from flow_train.compare.rows import draw_bars, markdown, ratio, write_csv
 from flow_train.files import replace_file
@@ -438,8 +439,7 @@ def _run_row(
     (place / ROW_NAME).unlink(missing_ok=True)
     code = runner(setting["argv"], environment, place / process.OUTPUT)
     # 15 GB of the diary's model.
-    for checkpoint in place.glob("model_*"):
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    shutil.rmtree(checkpoint_folder(place), ignore_errors=True)
     if code:
         return Result(note="error", error=_last_words(place / process.OUTPUT, code))
     try:

@@ -137,7 +137,7 @@ class Runs:
         row = output.parent.name
         self.rows.append(row)
         self.environments.append(environment)
-        (output.parent / "model_final").mkdir()
+        (output.parent / "checkpoints" / "step-00000015").mkdir(parents=True)
         if row in self.failing:
             output.write_text("step 1\nRuntimeError: no kernel\n[some last warning]\n")
             return -6
@@ -188,7 +188,7 @@ def test_the_table_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cells[2:] == [[cell or "-" for cell in row.values()] for row in rows.values()]
     assert len({len(line) for line in lines}) == 1
     assert (tmp_path / "table3.png").read_bytes().startswith(b"\x89PNG")
-    assert not list(tmp_path.rglob("model_*"))
+    assert not list(tmp_path.rglob("step-*"))
 
 
 @pytest.mark.usefixtures("short")
@@ -332,4 +332,4 @@ def test_two_rows_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "\n| w/o rope " in text
     assert "oneflow 0.9.0" in text
     assert {"table2.csv", "table2.png"} <= {path.name for path in tmp_path.iterdir()}
-    assert not list(tmp_path.rglob("model_*"))
+    assert not list(tmp_path.rglob("step-*"))
