@@ -72,10 +72,11 @@ ALLOWANCES = (
     (35, "scripts", 5, "these lines"),
     (35, "oneflow_accel", 32, "code of patched modules that is kept"),
     (35, "flow_train", 32, "of that: texts of options, hydra only where something is composed"),
-    (35, "libai_projects", 6, "rates of factors without a warm-up"),
+    (35, "libai_projects", 6, "rates of factors that a schedule cannot warm up"),
+    (35, "patches", 24, "their warm-up"),
     (35, "monarch_flow", 2, "a missing file is none of a run"),
-    (35, "tests", 31, "of these"),
-    (35, "scripts", 6, "these lines"),
+    (35, "tests", 41, "of these"),
+    (35, "scripts", 7, "these lines"),
 )
 
 

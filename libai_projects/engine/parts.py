@@ -187,7 +187,7 @@ def _make_schedule(cfg: DictConfig, optimizer: flow.optim.Optimizer) -> Any:
     try:
         return DefaultTrainer.build_lr_scheduler(cfg, optimizer)
     except ValueError as error:
-        text = "Where parameters have rates of their own there is no warm-up: train.warmup_ratio=0"
+        text = "This schedule is no multiple of each rate: train.warmup_ratio=0 has no warm-up."
         raise UserError(f"train.scheduler: {error} {text}") from error
 
 

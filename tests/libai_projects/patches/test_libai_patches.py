@@ -276,6 +276,16 @@ def test_polynomial_schedule() -> None:
     np.testing.assert_allclose(rates, expected, rtol=1e-6)
 
 
+def test_a_warm_up_of_several_rates() -> None:
+    from libai.scheduler import WarmupCosineLR
+
+    groups = [{"params": [nn.Parameter(flow.ones(1))], "lr": lr} for lr in (0.1, 0.4, 0.0)]
+    schedule = WarmupCosineLR(flow.optim.SGD(groups, lr=0.1), 10, warmup_factor=0.0, warmup_iter=5)
+    for factor in (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5 + 0.5 * np.cos(0.6 * np.pi)):
+        np.testing.assert_allclose(schedule.get_last_lr(), [0.1 * factor, 0.4 * factor, 0])
+        schedule.step()
+
+
 def test_config_folder(tmp_path: Path) -> None:
     from libai.config import get_config
 
