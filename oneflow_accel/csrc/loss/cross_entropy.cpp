@@ -186,18 +186,19 @@ void for_each_chunk(Context* ctx, const Fn& fn) {
   const int64_t classes = shape_of(ctx, "weight").At(0);
   const Labels labels = targets_of(ctx, classes);
   const int64_t asked = ctx->Attr<int64_t>("chunk_rows");
-  const int64_t most = asked > 0 ? asked : std::max<int64_t>(1, kChunkElements / classes);
+  const int64_t most =
+      std::min(all.count, asked > 0 ? asked : std::max<int64_t>(1, kChunkElements / classes));
   const auto describe = [&] {
     return "cross entropy of " + std::to_string(all.count) + " rows of " + std::to_string(all.n)
            + " and " + std::to_string(classes) + " classes";
   };
   const ThreadScope threads;
   run_or_throw(describe, [&] {
-    const Bfloat16* rounded = rounded_copy(weight, classes * all.n);
+    // Products of few rows take the weight as it is.
+    const auto* rounded = most > kMostFewRows ? rounded_copy(weight, classes * all.n) : nullptr;
     for (int64_t first = 0; first < all.count; first += most) {
       const int64_t count = std::min(most, all.count - first);
-      auto* logits =
-          scratch<float>(ScratchSlot::kSource, std::min(most, all.count) * classes);
+      auto* logits = scratch<float>(ScratchSlot::kSource, most * classes);
       multiply({{count, all.n}, {classes, all.n}, {count, classes}, false, true},
                x + first * all.n, weight, nullptr, logits, rounded);
       fn(LogitRows<float>{first, {count, classes}, logits, labels}, logits, rounded);
@@ -222,9 +223,8 @@ void linear_grads(Context* ctx, const MakeGrads& make_grads) {
     const int64_t begin = rows.first * width;
     const Product by_x{{count, classes}, {classes, width}, {count, width}};
     multiply(by_x, logits, weight.dptr<float>(), nullptr, x_grad + begin, rounded);
-    const bool adds = rows.first > 0;
-    const Product by_weight{
-        {count, classes}, {count, width}, {classes, width}, true, false, 1.0F, adds};
+    Product by_weight{{count, classes}, {count, width}, {classes, width}, true};
+    by_weight.accumulate = rows.first > 0;
     multiply(by_weight, logits, input(ctx, "x") + begin, nullptr, weight_grad);
   });
 }

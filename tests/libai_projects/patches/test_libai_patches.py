@@ -277,13 +277,21 @@ def test_polynomial_schedule() -> None:
 
 
 def test_a_warm_up_of_several_rates() -> None:
-    from libai.scheduler import WarmupCosineLR
+    from libai.config import LazyCall
+    from libai.scheduler import WarmupCosineAnnealingLR, WarmupCosineLR
+
+    from libai_projects.engine import parts
 
     groups = [{"params": [nn.Parameter(flow.ones(1))], "lr": lr} for lr in (0.1, 0.4, 0.0)]
     schedule = WarmupCosineLR(flow.optim.SGD(groups, lr=0.1), 10, warmup_factor=0.0, warmup_iter=5)
     for factor in (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5 + 0.5 * np.cos(0.6 * np.pi)):
         np.testing.assert_allclose(schedule.get_last_lr(), [0.1 * factor, 0.4 * factor, 0])
         schedule.step()
+    floor = LazyCall(WarmupCosineAnnealingLR)(
+        max_iter=9, warmup_factor=0.0, warmup_iter=5, eta_min=0.01
+    )
+    cfg = OmegaConf.create({"train": {"scheduler": floor}})
+    raises("no multiple of each rate", lambda: parts._make_schedule(cfg, schedule.optimizer))
 
 
 def test_config_folder(tmp_path: Path) -> None:
